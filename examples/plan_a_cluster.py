@@ -41,7 +41,8 @@ model = load_model(MODEL)
 costs = model_costs(model, seq_length=2048, precision="fp16", where=cluster)
 
 problem = Problem(cluster=cluster, costs=costs, global_batch_size=256, time_limit_s=5)
-result = plan_cluster(problem)
+uniform = best_uniform(problem)
+result = plan_cluster(problem, yardsticks=[uniform])
 print(plan_picture(result.plan), end="\n\n")
 certainty = certainty_of(result.simulation, problem.topology, costs, result.runners_up)
 
@@ -55,7 +56,6 @@ def commands_of(wanted: WantedProfile) -> tuple[str, str]:
 for line in result_lines(result, certainty, utilizations(result.simulation, costs), commands_of):
     print(line)
 
-uniform = best_uniform(problem)
 if uniform.best is not None:
     ratio = uniform.best.step_s / result.simulation.step_s
     print(f"the best uniform plan, {uniform.name}: {uniform.best.step_s:.4g} s per step, {ratio:.2f} times as long")

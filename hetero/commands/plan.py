@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -30,7 +31,8 @@ from hetero.plan.ir import DEFAULT_DROPOUT
 from hetero.planner.certainty import RunnerUp, certainty_of
 from hetero.planner.plan_provenance import with_provenance
 from hetero.planner.problem import Offloading, Problem
-from hetero.planner.reference.yardsticks import Yardstick, best_uniform, yardsticks
+from hetero.planner.reference.yardsticks import Yardstick, choose_uniform, uniform_yardsticks, yardsticks
+from hetero.planner.replica.feasibility import check_problem
 from hetero.planner.scoring import goal_value
 from hetero.planner.siblings import USUAL_PROCESSES, usual_processes
 from hetero.report.content import Execution, Report
@@ -107,7 +109,8 @@ def add_plan(commands: Any) -> None:
         "--uniform-out",
         type=output_file,
         metavar="UNIFORM.json",
-        help="write the fastest uniform plan, on all GPUs or on those of some node types, here; - for standard output",
+        help="write the best uniform plan, on all GPUs or on those of some node types, to this file; - for standard "
+        "output; without such a plan nothing is planned",
     )
     parser.add_argument(
         "--use-distributed-optimizer",
@@ -226,7 +229,9 @@ def _planned(args: argparse.Namespace) -> int:
         interleaves=not args.no_interleave,
         offload=args.offload,
     )
-    result = _with_progress(problem, args.processes or usual_processes())
+    others = _yardsticks(problem, args, compares=args.compare or wanted.comparison)
+    uniform = choose_uniform(others, problem)
+    result = _with_progress(problem, others, args.processes or usual_processes())
     out = console()
     certainty = certainty_of(result.simulation, problem.topology, costs, result.runners_up)
     if args.out is not None:
@@ -241,12 +246,12 @@ def _planned(args: argparse.Namespace) -> int:
     if args.out is not None:
         print(f"written to {where}")
     if args.uniform_out is not None:
-        print(_uniform(problem, result, args))
-    others = _compared(problem) if args.compare or wanted.comparison else ()
-    rivals = certainty_of(result.simulation, problem.topology, costs, _runners_up(result, others, problem)).rivals
-    if others:
+        print(_save_uniform(problem, result, uniform, args))
+    compared = others if args.compare or wanted.comparison else ()
+    rivals = certainty_of(result.simulation, problem.topology, costs, _runners_up(result, compared, problem)).rivals
+    if compared:
         print()
-        out.print(comparison_table(result, others, problem.cluster, rivals))
+        out.print(comparison_table(result, compared, problem.cluster, rivals))
     if wanted.wanted:
         report = Report(
             model_name=_name_of(args.model),
@@ -257,7 +262,7 @@ def _planned(args: argparse.Namespace) -> int:
             memory=result.memory,
             certainty=certainty,
             result=result,
-            others=others,
+            others=compared,
             rivals=rivals,
             plan_file=args.out,
             commands=every_command(certainty, commands_of),
@@ -289,12 +294,30 @@ def _name_of(model: Path) -> str:
     return model.absolute().parent.name if model.name == "config.json" else model.stem
 
 
-def _compared(problem: Problem) -> tuple[Yardstick, ...]:
+def _yardsticks(problem: Problem, args: argparse.Namespace, *, compares: bool) -> tuple[Yardstick, ...]:
+    """Search what others would plan, as far as the command line asks for it; the planner's plan is to be no worse.
+
+    Raises:
+        PlanError: no plan is possible at all.
+        ConfigError: no uniform plan was found, and one is to be written; or a link or a profile is missing.
+    """
+    if not compares and args.uniform_out is None:
+        return ()
+    check_problem(problem)
+    search = yardsticks if compares else uniform_yardsticks
     watched = console(stderr=True)
-    if not watched.is_terminal:
-        return yardsticks(problem)
-    with Status("planning in other manners, to compare ...", console=watched):
-        return yardsticks(problem)
+    status = Status("planning in other manners, to compare ...", console=watched)
+    with status if watched.is_terminal else nullcontext():
+        found = search(problem)
+    if args.uniform_out is not None and (uniform := choose_uniform(found, problem)).best is None:
+        raise ConfigError(f"--uniform-out {args.uniform_out}: {_why_no_uniform(uniform)}; leave it out")
+    return found
+
+
+def _why_no_uniform(uniform: Yardstick) -> str:
+    if uniform.timed_out:
+        return "time ran out before a uniform plan was found, which does not mean that none fits"
+    return f"this model has no uniform plan on these devices: {uniform.why_none}"
 
 
 def _save(simulation: Simulation, step: StepRange, problem: Problem, command: str, path: Path) -> str:
@@ -303,34 +326,26 @@ def _save(simulation: Simulation, step: StepRange, problem: Problem, command: st
     return write_output(path, to_json(plan).encode("utf-8"))
 
 
-def _uniform(problem: Problem, result: "PlanResult", args: argparse.Namespace) -> str:
-    """Write the best uniform plan, and say what it is.
-
-    Raises:
-        ConfigError: none fits.
-    """
-    path, found = args.uniform_out, best_uniform(problem)
-    if found.best is None:
-        if found.timed_out:
-            raise ConfigError(
-                f"--uniform-out {path}: time ran out before a uniform plan was found, which does not mean that none "
-                "fits; leave it out"
-            )
-        raise ConfigError(f"--uniform-out {path}: no uniform plan of this model fits these devices; leave it out")
-    step = certainty_of(found.best.simulation, problem.topology, problem.costs).step
-    where = _save(found.best.simulation, step, problem, args.command_line, path)
-    ratio = found.best.step_s / result.simulation.step_s
-    return f"best uniform plan ({found.name}): {found.best.step_s:.4g} s per step, {ratio:.2f}x; written to {where}"
+def _save_uniform(problem: Problem, result: "PlanResult", uniform: Yardstick, args: argparse.Namespace) -> str:
+    """Write the best uniform plan; returns what it is, in words."""
+    best = uniform.best
+    assert best is not None, "the command ends before it plans if there is none"
+    step = certainty_of(best.simulation, problem.topology, problem.costs).step
+    where = _save(best.simulation, step, problem, args.command_line, args.uniform_out)
+    ratio = f"{goal_value(best, problem) / goal_value(result.scored, problem):.2f}x"
+    if problem.goal == "money":
+        ratio += " by money"
+    return f"best uniform plan ({uniform.name}): {best.step_s:.4g} s per step, {ratio}; written to {where}"
 
 
-def _with_progress(problem: Problem, processes: int) -> "PlanResult":
+def _with_progress(problem: Problem, others: Sequence[Yardstick], processes: int) -> "PlanResult":
     """Plan, with best and bound on stderr while it runs if somebody watches."""
     # OR-Tools takes a second to load; what is wrong with the question is told before.
     from hetero.planner.plan_cluster import plan_cluster
 
     watched = console(stderr=True)
     if not watched.is_terminal:
-        return plan_cluster(problem, processes=processes)
+        return plan_cluster(problem, yardsticks=others, processes=processes)
     with Status("looking at replica templates ...", console=watched) as status:
 
         def report(progress: "SearchProgress") -> None:
@@ -339,7 +354,7 @@ def _with_progress(problem: Problem, processes: int) -> "PlanResult":
                 f"none below {progress.bound_s:.4g} s"
             )
 
-        return plan_cluster(problem, report=report, processes=processes)
+        return plan_cluster(problem, yardsticks=others, report=report, processes=processes)
 
 
 def _simulate(args: argparse.Namespace) -> int:

@@ -148,6 +148,7 @@ class Construction:
     """The plans of one problem before any of them is improved, and what is kept to find more of them.
 
     Args:
+        known: plans that were found before; they count as found.
         report: is told what the search knows.
 
     Raises:
@@ -155,8 +156,16 @@ class Construction:
         ConfigError: a device has no profile.
     """
 
-    def __init__(self, problem: Problem, *, tolerance: float, report: ProgressReport | None = None) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        tolerance: float,
+        known: Sequence[ScoredPlan] = (),
+        report: ProgressReport | None = None,
+    ) -> None:
         self._problem = problem
+        self._known = known
         self._tolerance = tolerance
         self._report = report
         self._sync_tiers = SyncTiers(problem)
@@ -175,7 +184,7 @@ class Construction:
     @property
     def plans(self) -> tuple[ScoredPlan, ...]:
         """All that there are, the best first."""
-        every = (*self.found.plans, *([] if self.initial is None else [self.initial]))
+        every = (*self.found.plans, *([] if self.initial is None else [self.initial]), *self._known)
         return tuple(sorted(every, key=lambda each: goal_value(each, self._problem)))
 
     def go_on(self, rung: Deadline) -> Shortlist | None:

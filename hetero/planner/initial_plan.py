@@ -28,7 +28,7 @@ from hetero.planner.replica.least_memory import FITTING_S, LeastMemoryPipeline
 from hetero.planner.replica.stage_options import StageOptionTable
 from hetero.planner.replica.template_space import TemplateSpace
 from hetero.planner.replica.templates import Template, milli_price
-from hetero.planner.scoring import STAGE_S, ScoredPlan, better_of, memory_is_short, price_per_hour, score_if_legal
+from hetero.planner.scoring import STAGE_S, ScoredPlan, better_of, is_within_budget, memory_is_short, score_if_legal
 from hetero.planner.time_shares import TimeShare
 
 SCORED_SHARE = 0.75
@@ -125,9 +125,7 @@ def published_residency(problem: Problem, deadline: Deadline, *, beside: ScoredP
 
 def _score_within_budget(plan: Plan, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
     """Score a plan within the budget; ``None`` if it does not fit or cannot be made."""
-    if problem.budget_per_hour is not None and price_per_hour(plan, problem) > problem.budget_per_hour:
-        return None
-    return score_if_legal(plan, problem, deadline)
+    return score_if_legal(plan, problem, deadline) if is_within_budget(plan, problem) else None
 
 
 def _by_whole_replicas(
@@ -153,7 +151,7 @@ def _by_whole_replicas(
         for chosen in (list(templates.values()), *alone):
             if (cover := _cover(chosen, problem, most_stages)) is not None:
                 covers[cover] = score_cover(cover, problem, sync_tiers)
-    by_goal = sorted(covers.items(), key=lambda item: item[1].money if problem.goal == "money" else item[1].step_s)
+    by_goal = sorted(covers.items(), key=lambda item: item[1].goal_order(problem.goal))
     for cover, _ in by_goal[:MOST_SCORED]:
         yield expand(cover, problem)
 

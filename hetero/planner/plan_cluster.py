@@ -1,6 +1,7 @@
 """Plans a cluster: stage options, replica templates, a cover of the cluster by them, and passes over the best plans."""
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,11 @@ from hetero.planner.deadline import Deadline
 from hetero.planner.garbage_collection import rare_garbage_collection
 from hetero.planner.improve.passes import Improvement
 from hetero.planner.problem import Problem
+from hetero.planner.reference.yardsticks import Yardstick
 from hetero.planner.replica.feasibility import check_links, nothing_found
 from hetero.planner.ring_interfaces import RingsWithOneInterface, good_with_either
 from hetero.planner.rungs import rungs
-from hetero.planner.scoring import ScoredPlan, goal_value
+from hetero.planner.scoring import ScoredPlan, goal_value, is_within_budget
 from hetero.planner.siblings import siblings
 from hetero.planner.time_shares import TimeShare
 
@@ -78,6 +80,7 @@ class PlanResult:
 def plan_cluster(
     problem: Problem,
     *,
+    yardsticks: Sequence[Yardstick] = (),
     report: ProgressReport | None = None,
     tolerance: float = TOLERANCE,
     deadline: Deadline | None = None,
@@ -85,6 +88,8 @@ def plan_cluster(
 ) -> PlanResult:
     """Find the best plan for ``problem`` within its time limit.
 
+    yardsticks: what others would plan, found before: the search may begin with their plans, and its result is no worse
+        than any of them that keeps the budget.
     tolerance: relative; covers that are better by less are not looked for.
     deadline: in place of the problem's time limit, such as one that counts work instead of seconds.
     processes: that search at once, each with a seed of its own; what else is known of the plan is by the first one.
@@ -98,19 +103,24 @@ def plan_cluster(
     check_links(problem)
     planning = deadline.part(1 - TimeShare.RINGS.share) if problem.cluster.leaves_rings_open else deadline
 
+    known = [each.best for each in yardsticks if each.best is not None and is_within_budget(each.best.plan, problem)]
+
     def search(problem: Problem) -> Sequence[ScoredPlan]:
-        return _search(problem, planning, tolerance)[1].plans
+        return _search(problem, planning, tolerance, known)[1].plans
 
     with siblings(problem, search, number=processes - 1) as others:
         progress = _with_all_seconds(report, deadline)
-        construction, improvement = _search(problem, planning, tolerance, progress)
-        improved = sorted([*improvement.plans, *others.plans()], key=lambda each: goal_value(each, problem))
+        construction, improvement = _search(problem, planning, tolerance, known, progress)
+        improved = sorted([*improvement.plans, *others.plans(), *known], key=lambda each: goal_value(each, problem))
     if not improved:
         raise nothing_found(problem, construction.found.templates, complete=False)
-    best, rings = good_with_either(improved[0], (*improved, *construction.found.plans), problem, deadline)
+    uniform = (construction.first.uniform, *(each.best for each in yardsticks if each.is_uniform))
+    shown = [*known, *(each for each in uniform if each is not None)]
+    most = min((goal_value(each, problem) for each in shown), default=math.inf)
+    best, rings = good_with_either(improved[0], (*improved, *construction.found.plans), problem, deadline, most=most)
     listed = {
         "the next best plan of other stages": (*construction.plans, construction.published),
-        "a uniform plan": (construction.first.uniform,),
+        "a uniform plan": uniform,
     }
     runners_up = _runners_up(best, listed, problem)
     result = _result(best, construction.found, runners_up, lower_bound_s(problem), deadline)
@@ -119,14 +129,18 @@ def plan_cluster(
 
 @rare_garbage_collection()
 def _search(
-    problem: Problem, planning: Deadline, tolerance: float, report: ProgressReport | None = None
+    problem: Problem,
+    planning: Deadline,
+    tolerance: float,
+    known: Sequence[ScoredPlan],
+    report: ProgressReport | None = None,
 ) -> tuple[Construction, Improvement]:
     """Rung after rung until the time is over, or nothing is left to look at.
 
     Raises:
         PlanError: as :func:`plan_cluster`.
     """
-    construction = Construction(problem, tolerance=tolerance, report=report)
+    construction = Construction(problem, tolerance=tolerance, known=known, report=report)
     improvement = Improvement(problem)
     for number, rung in enumerate(rungs(planning)):
         going_on = TimeShare.GOING_ON if number < EARLY_RUNGS else TimeShare.LATER_GOING_ON

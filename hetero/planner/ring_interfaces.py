@@ -11,6 +11,7 @@ them with the gradient sync that suits rings of one interface, as far as there i
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -41,9 +42,16 @@ class RingsWithOneInterface:
 
 
 def good_with_either(
-    best: ScoredPlan, others: Sequence[ScoredPlan], problem: Problem, deadline: Deadline
+    best: ScoredPlan,
+    others: Sequence[ScoredPlan],
+    problem: Problem,
+    deadline: Deadline,
+    *,
+    most: float = math.inf,
 ) -> tuple[ScoredPlan, RingsWithOneInterface | None]:
     """Choose among ``best``, the best of ``others``, and the same with other gradient syncs.
+
+    most: the goal of the chosen plan is not above it, nor is that of ``best``.
 
     Returns:
         The plan as it is scored for ``problem``, and what is known of it with rings of one interface: ``None`` if the
@@ -67,7 +75,7 @@ def good_with_either(
     if best.plan not in found:
         return best, None
     regret = _regret(found, problem)
-    chosen = min(regret, key=lambda plan: regret[plan])
+    chosen = min((plan for plan in regret if goal_value(found[plan][0], problem) <= most), key=regret.__getitem__)
     if regret[chosen] >= (1 - LEAST_GAIN) * regret[best.plan]:
         chosen = best.plan
     fastest = min(found.values(), key=lambda each: goal_value(each[0], problem))

@@ -50,6 +50,10 @@ LEFT_TO_HOSTS = 5.0
 """Scoring takes so many times as long if something is left to hosts: the replay goes several rounds, and buckets and
 blocks have their times. An estimate: 2 to 4 for Llama-7B on two devices, more where they are tensor-parallel."""
 
+FREE_PRICE_PER_HOUR = 1e-6
+"""Price per hour that every plan has on top of its own where money is compared: of plans that cost nothing the fastest
+is then the best. A thousandth of the least budget, which no real price is near."""
+
 LEAST_GAIN = 2e-4
 """Relative: a change has to better the goal by this much; what is less is not worth another plan. A heuristic."""
 
@@ -311,10 +315,15 @@ def left_to_hosts(best: ScoredPlan | None, problem: Problem) -> OnHost:
 
 
 def goal_value(candidate: ScoredPlan, problem: Problem) -> float:
-    """What is minimised: seconds of a step, or its price."""
+    """Return what is minimised, above 0: seconds of a step, or its price."""
+    return goal_per_second(candidate.plan, problem) * candidate.step_s
+
+
+def goal_per_second(plan: Plan, problem: Problem) -> float:
+    """Return what each second of a step of ``plan`` adds to the goal, above 0: a second, or the price of one."""
     if problem.goal == "time":
-        return candidate.step_s
-    return price_per_hour(candidate.plan, problem) * candidate.step_s / 3600
+        return 1.0
+    return (price_per_hour(plan, problem) + FREE_PRICE_PER_HOUR) / 3600
 
 
 def is_better(found: ScoredPlan, best: ScoredPlan, problem: Problem) -> bool:
@@ -325,6 +334,11 @@ def is_better(found: ScoredPlan, best: ScoredPlan, problem: Problem) -> bool:
 def better_of(a: ScoredPlan | None, b: ScoredPlan | None, problem: Problem) -> ScoredPlan | None:
     """The one with the smaller goal, the first if they are alike; ``None`` if there is none."""
     return min((each for each in (a, b) if each is not None), key=lambda each: goal_value(each, problem), default=None)
+
+
+def is_within_budget(plan: Plan, problem: Problem) -> bool:
+    """Return whether the devices that work cost no more than the budget allows; true where there is none."""
+    return problem.budget_per_hour is None or price_per_hour(plan, problem) <= problem.budget_per_hour
 
 
 def price_per_hour(plan: Plan, problem: Problem) -> float:

@@ -10,6 +10,7 @@ from hetero.planner.plan_cluster import plan_cluster
 from hetero.planner.plan_provenance import with_provenance
 from hetero.planner.problem import Problem
 from hetero.planner.reference.yardsticks import best_uniform
+from hetero.planner.replica.feasibility import check_problem
 from hetero.planner.scoring import price_per_hour
 from hetero.report.plan_wording import shape_of
 from hetero.report.sweep_rows import SweepRow
@@ -20,12 +21,13 @@ def evaluate(combination: Combination) -> tuple[SweepRow, Plan | None]:
     """The row of a combination, and its plan with its provenance; a row that says what was short, if nothing fits."""
     try:
         problem = combination.problem()
-        result = plan_cluster(problem)
+        check_problem(problem)
+        uniform = best_uniform(problem, limit_s=combination.settings.uniform_limit_s)
+        result = plan_cluster(problem, yardsticks=[uniform])
     except (PlanError, ConfigError) as error:
         return dataclasses.replace(_asked(combination), why=str(error)), None
     simulation = result.simulation
     step = certainty_of(simulation, problem.topology, problem.costs).step
-    uniform = best_uniform(problem, limit_s=combination.settings.uniform_limit_s)
     found = utilizations(simulation, problem.costs)
     row = dataclasses.replace(
         _asked(combination),

@@ -41,4 +41,4 @@ def cheaper_covers(
         answer = find_cover(columns, problem, sync_tiers, sync_s=None, deadline=deadline, cheapest=True)
         if answer.verdict == "found":
             found[answer.cover] = score_cover(answer.cover, problem, sync_tiers)
-    return tuple(sorted(found.items(), key=lambda item: item[1].money)[:MOST_COVERS])
+    return tuple(sorted(found.items(), key=lambda item: item[1].goal_order("money"))[:MOST_COVERS])

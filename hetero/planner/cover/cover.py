@@ -18,7 +18,7 @@ from hetero.planner.cover.layer_ranges import (
     unlike,
 )
 from hetero.planner.cover.sync_tiers import SyncTiers
-from hetero.planner.problem import Problem
+from hetero.planner.problem import Goal, Problem
 from hetero.planner.replica.templates import NodeLayers, Template, milli_price
 
 SHARES_TOLERANCE = 1e-4
@@ -56,6 +56,10 @@ class CoverScore:
     def money(self) -> float:
         """Price of one step, in the cluster's currency."""
         return self.milli_price / 1000 * self.step_s / 3600
+
+    def goal_order(self, goal: Goal) -> tuple[float, float]:
+        """Return what covers are sorted by: the goal, then the seconds, as many covers may cost nothing."""
+        return (self.money if goal == "money" else self.step_s), self.step_s
 
 
 Cover = tuple[Copies, ...]

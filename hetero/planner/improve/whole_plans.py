@@ -48,9 +48,10 @@ from hetero.planner.scoring import (
     LEAST_GAIN,
     ScoredPlan,
     Shortlist,
+    goal_per_second,
     goal_value,
+    is_within_budget,
     memory_is_short,
-    price_per_hour,
     score_plan,
     score_with_smaller_depths,
 )
@@ -442,7 +443,7 @@ class WholePlansSearch:
         try:
             if self._least_goal(plan) > most:
                 return None
-            problem, deadline, within_s = self._problem, self._deadline, self._step_s(plan, most)
+            problem, deadline, within_s = self._problem, self._deadline, most / goal_per_second(plan, self._problem)
             found = score_plan(plan, problem, deadline, within_s=within_s)
             found = found or score_with_smaller_depths(plan, problem, deadline, within_s=within_s)
             if found is None and (more := recomputing_more(plan, problem, deadline)) is not None and more != plan:
@@ -456,12 +457,12 @@ class WholePlansSearch:
         """What the goal of ``plan`` is not below; infinite where it is beyond the budget, or has no price."""
         problem = self._problem
         try:
-            if problem.budget_per_hour is not None and price_per_hour(plan, problem) > problem.budget_per_hour:
+            if not is_within_budget(plan, problem):
                 return math.inf
             least = least_step_s(plan, problem.costs)
         except (PlanError, ConfigError, ZeroDivisionError):
             return math.inf
-        return least if problem.goal == "time" else least * price_per_hour(plan, problem) / 3600
+        return least * goal_per_second(plan, problem)
 
     def _estimated_goal(self, plan: Plan) -> float:
         """What the goal of ``plan`` is about; infinite where it has none."""
@@ -469,13 +470,7 @@ class WholePlansSearch:
             about = self._divider.estimates.step_s(plan)
         except (PlanError, ConfigError):
             return math.inf
-        return about if self._problem.goal == "time" else about * price_per_hour(plan, self._problem) / 3600
-
-    def _step_s(self, plan: Plan, goal: float) -> float:
-        """The seconds of a step of ``plan`` whose goal is this one."""
-        if self._problem.goal == "time":
-            return goal
-        return 3600 * goal / price if (price := price_per_hour(plan, self._problem)) else math.inf
+        return about * goal_per_second(plan, self._problem)
 
 
 def _is_interleaved(scored: ScoredPlan) -> bool:

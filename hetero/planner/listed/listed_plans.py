@@ -16,6 +16,7 @@ from hetero.planner.scoring import (
     EstimatedPlan,
     ScoredPlan,
     bytes_over_capacity,
+    is_within_budget,
     score_plan,
     score_with_smaller_depths,
 )
@@ -78,8 +79,8 @@ def best_plan(
     beside: ScoredPlan | None = None,
     note_short: Callable[[TooLarge], None] | None = None,
 ) -> ScoredPlan | None:
-    """Find the best of the listed plans by the simulator: half of the time lists them, half simulates the best by the
-    formula; ``None`` if none fits.
+    """Find the fastest of the listed plans within the budget by the simulator: half of the time lists them, half
+    simulates the best by the formula; ``None`` if none fits.
 
     The very best by the formula may take what is left of the time that ``deadline`` is a part of, unless there is a
     plan ``beside`` it already: a deep pipeline takes seconds to simulate, and nothing else says whether all that comes
@@ -107,7 +108,7 @@ def best_plan(
         try:
             plan = candidate.make()
             within = deadline if simulated or beside is not None else deadline.whole or deadline
-            found = score_plan(plan, problem, within) or score_with_smaller_depths(plan, problem, within)
+            found = _score_within_budget(plan, problem, within)
         except (PlanError, ConfigError):
             continue  # A grid that tears a tensor-parallel group apart, for instance.
         if found is not None:
@@ -117,6 +118,13 @@ def best_plan(
         elif note_short is not None and best is None and (short := _shortage(plan, problem)) is not None:
             note_short(short)
     return best
+
+
+def _score_within_budget(plan: Plan, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
+    """Score ``plan``, with smaller depths where memory is short; ``None`` if it costs or takes too much."""
+    if not is_within_budget(plan, problem):
+        return None
+    return score_plan(plan, problem, deadline) or score_with_smaller_depths(plan, problem, deadline)
 
 
 def _shortage(plan: Plan, problem: Problem) -> TooLarge | None:

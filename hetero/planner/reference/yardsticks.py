@@ -10,6 +10,7 @@ harp            HARP (arXiv 2509.24859): one pipeline over all sub-clusters, ten
 Each is our reading of a published idea with this project's costs, memory check and runtime, not the authors' program.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from hetero.planner.listed.listed_plans import Listing, TooLarge, best_plan
 from hetero.planner.listed.published_planners import autohet_plans, harp_plans
 from hetero.planner.problem import Problem
 from hetero.planner.replica.stage_options import StageOptionTable
-from hetero.planner.scoring import ScoredPlan
+from hetero.planner.scoring import ScoredPlan, goal_value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,20 +29,26 @@ class Yardstick:
 
     timed_out: the time for it ended before all of its plans were looked at.
     closest: of the plans that do not fit, the one that lacks least; ``None`` if there are none.
+    budget_per_hour: that its plans had to keep; ``None`` without one.
     """
 
     name: str
     best: ScoredPlan | None
     timed_out: bool = False
     closest: TooLarge | None = None
+    budget_per_hour: float | None = None
 
     @property
     def why_none(self) -> str:
         """What is said in the place of a plan. That there is none is said only if all were looked at: what the closest
-        is short of, or that nothing has such a shape, as where no degrees divide the devices and the batch."""
+        is short of, or that nothing has such a shape, as where no degrees divide the devices and the batch, or costs
+        so little."""
         if self.timed_out:
             return "not found in time"
-        return "no such plan is possible" if self.closest is None else f"does not fit: {self.closest}"
+        if self.closest is not None:
+            return f"does not fit: {self.closest}"
+        budget = "" if self.budget_per_hour is None else f" within a budget of {self.budget_per_hour:g} per hour"
+        return f"no such plan is possible{budget}"
 
     @property
     def is_uniform(self) -> bool:
@@ -64,18 +71,30 @@ def yardsticks(problem: Problem, *, limit_s: float = 60.0) -> tuple[Yardstick, .
     return tuple(_yardstick(name, plans, problem, limit_s) for name, plans in every.items())
 
 
-def best_uniform(problem: Problem, *, limit_s: float = 60.0) -> Yardstick:
-    """The fastest uniform plan, on all GPUs or on those of some node types; without a plan if none was found."""
+def uniform_yardsticks(problem: Problem, *, limit_s: float = 60.0) -> tuple[Yardstick, ...]:
+    """Search the best uniform plan on all GPUs, and on those of each choice of node types, for ``limit_s`` seconds each
+    at most."""
     every = every_uniform(problem, StageOptionTable(problem))
-    found = [_yardstick(name, plans, problem, limit_s) for name, plans in every.items()]
+    return tuple(_yardstick(name, plans, problem, limit_s) for name, plans in every.items())
+
+
+def best_uniform(problem: Problem, *, limit_s: float = 60.0) -> Yardstick:
+    """Search the best uniform plan, on all GPUs or on those of some node types; without a plan if none was found."""
+    return choose_uniform(uniform_yardsticks(problem, limit_s=limit_s), problem)
+
+
+def choose_uniform(found: Iterable[Yardstick], problem: Problem) -> Yardstick:
+    """Return the one with the best uniform plan by the goal of ``problem``; one without a plan if none has any."""
+    uniform = [each for each in found if each.is_uniform]
     return min(
-        (each for each in found if each.best is not None),
-        key=lambda each: each.best.step_s if each.best is not None else 0.0,
+        (each for each in uniform if each.best is not None),
+        key=lambda each: math.inf if each.best is None else goal_value(each.best, problem),
         default=Yardstick(
             name="uniform",
             best=None,
-            timed_out=any(each.timed_out for each in found),
-            closest=_closest(each.closest for each in found),
+            timed_out=any(each.timed_out for each in uniform),
+            closest=_closest(each.closest for each in uniform),
+            budget_per_hour=problem.budget_per_hour,
         ),
     )
 
@@ -90,7 +109,9 @@ def _yardstick(name: str, plans: Listing, problem: Problem, limit_s: float) -> Y
 
     best = best_plan(plans, problem, deadline, note_short=note_short)
     timed_out = deadline.left_something_out or deadline.left_s == 0
-    return Yardstick(name=name, best=best, timed_out=timed_out, closest=closest)
+    return Yardstick(
+        name=name, best=best, timed_out=timed_out, closest=closest, budget_per_hour=problem.budget_per_hour
+    )
 
 
 def _closest(found: Iterable[TooLarge | None]) -> TooLarge | None:

@@ -6,14 +6,22 @@ That a model does not fit is said only if its pipeline of least memory does not
 ends with nothing says whether its time ran out.
 """
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 
 from hetero.cost.offload.host_rates import can_update
 from hetero.errors import ConfigError, PlanError
-from hetero.planner.deadline import Deadline
+from hetero.planner.deadline import Deadline, OutOfTime
 from hetero.planner.problem import Problem
-from hetero.planner.replica.least_memory import BOTH_ENDS, EMBEDDING_END, HEAD_END, Ends, LeastMemoryPipeline
+from hetero.planner.replica.least_memory import (
+    BOTH_ENDS,
+    EMBEDDING_END,
+    FITTING_S,
+    HEAD_END,
+    Ends,
+    LeastMemoryPipeline,
+)
 from hetero.planner.replica.stage_options import Slot, StageOptionTable
 from hetero.planner.replica.templates import Template, milli_price
 from hetero.units import GIB
@@ -23,6 +31,19 @@ NAMES_OF_ENDS: Mapping[Ends, str] = {
     HEAD_END: "head",
     BOTH_ENDS: "embedding and the head",
 }
+
+
+def check_problem(problem: Problem) -> None:
+    """Raise if no plan is possible, as far as no search is needed to know it.
+
+    Raises:
+        PlanError: no device has the precision, or the model does not fit.
+        ConfigError: a link is missing, or a device has no profile.
+    """
+    check_links(problem)
+    check_devices(problem, StageOptionTable(problem))
+    with contextlib.suppress(OutOfTime):
+        check_model_fits(problem, Deadline(FITTING_S))
 
 
 def check_links(problem: Problem) -> None:
@@ -148,7 +169,9 @@ def _remedy(packed: LeastMemoryPipeline, stage_options: StageOptionTable, missin
 
 def _tight_end(problem: Problem, packed: LeastMemoryPipeline) -> str:
     """Say that there is no place for embedding or head."""
-    missing = [ends for ends in (EMBEDDING_END, HEAD_END) if not packed.has_place_for(ends)] or [BOTH_ENDS]
+    # The stage of a single layer has both ends.
+    ends_of_stages = (EMBEDDING_END, HEAD_END) if problem.model.num_layers > 1 else (BOTH_ENDS,)
+    missing = [ends for ends in ends_of_stages if not packed.has_place_for(ends)] or [BOTH_ENDS]
     device, tp, needed, has = packed.closest_stage(missing)
     held = " and the ".join(NAMES_OF_ENDS[ends] for ends in missing)
     return (

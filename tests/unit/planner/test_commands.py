@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from hetero.plan.validate import validate
 from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.plan_cluster import PlanResult, plan_cluster
 from hetero.planner.problem import Problem
-from hetero.planner.reference.yardsticks import best_uniform
+from hetero.planner.reference.yardsticks import Yardstick, uniform_yardsticks
 from hetero.profiling.run_options import add_run_options, check_run_options
 from hetero.serialization import load, save
 from hetero.spec.cluster import ClusterSpec
@@ -54,14 +55,14 @@ ANSWERS: dict[str, PlanResult] = {}
 def _counted_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches end after so much work, however busy the machine is, and nothing is searched twice."""
 
-    def planned(problem: Problem, *, processes: int = 1) -> PlanResult:
+    def planned(problem: Problem, *, yardsticks: Sequence[Yardstick] = (), processes: int = 1) -> PlanResult:
         costs = problem.costs
         assert costs.runtime == HETERO.with_dropout(hidden=problem.hidden_dropout, attention=problem.attention_dropout)
         others = (getattr(problem, each.name) for each in dataclasses.fields(problem) if each.name != "costs")
         asked = repr((costs.model, costs.seq_length, costs.precision, processes, *others))
         if asked not in ANSWERS:
             deadline = Deadline(2.0, CountedWork())
-            ANSWERS[asked] = plan_cluster(problem, deadline=deadline, processes=processes)
+            ANSWERS[asked] = plan_cluster(problem, yardsticks=yardsticks, deadline=deadline, processes=processes)
         return ANSWERS[asked]
 
     monkeypatch.setattr("hetero.planner.plan_cluster.plan_cluster", planned)
@@ -113,7 +114,7 @@ def test_processes_without_an_answer_are_told(
 ) -> None:
     """The plan is there, made by the others."""
 
-    def planned(problem: Problem, *, processes: int) -> PlanResult:
+    def planned(problem: Problem, *, yardsticks: Sequence[Yardstick], processes: int) -> PlanResult:
         found = plan_cluster(problem, deadline=Deadline(1.0, CountedWork()))
         return dataclasses.replace(found, processes=processes, failed_processes=(-9, -9))
 
@@ -287,10 +288,97 @@ def test_what_does_not_fit_and_what_was_not_found_are_told_apart(
 def test_a_uniform_plan_that_was_not_found_in_time_is_not_said_not_to_fit(
     files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late = functools.partial(best_uniform, limit_s=1e-9)
-    monkeypatch.setattr("hetero.commands.plan.best_uniform", late)
+    late = functools.partial(uniform_yardsticks, limit_s=1e-9)
+    monkeypatch.setattr("hetero.commands.plan.uniform_yardsticks", late)
     assert run(files, "--uniform-out", str(files / "uniform.json")) == 2
     assert "time ran out before a uniform plan was found, which does not mean that none fits" in capsys.readouterr().err
+
+
+def test_without_a_uniform_plan_nothing_is_planned(
+    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three samples have no equal parts for two replicas, one layer makes no pipeline, and one head no tp of 2."""
+    monkeypatch.delattr("hetero.planner.plan_cluster.plan_cluster")
+    model = MODEL.replace("num_layers: 24", "num_layers: 1")
+    for key, value in (("num_attention_heads", 1), ("num_query_groups", 1), ("kv_channels", 1024)):
+        model = re.sub(rf"^{key}: .*$", f"{key}: {value}", model, flags=re.MULTILINE)
+    (files / "model.yaml").write_text(model, encoding="utf-8")
+    out, uniform = str(files / "plan.json"), str(files / "uniform.json")
+    known = ["--cluster", str(files / "cluster.yaml"), "--model", str(files / "model.yaml"), "--data-sheets"]
+    assert main(["plan", *known, "--global-batch-size", "3", "--out", out, "--uniform-out", uniform]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        f"hetero: --uniform-out {uniform}: this model has no uniform plan on these devices: no such plan is possible; "
+        "leave it out\n"
+    )
+
+
+@pytest.mark.slow
+def test_the_uniform_plan_that_is_written_is_not_faster(
+    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the time: with next to none the plan is the uniform one."""
+    for limit_s in (1e-9, 0.01):
+
+        def planned(problem: Problem, limit_s: float = limit_s, **options: Any) -> PlanResult:
+            return plan_cluster(problem, deadline=Deadline(limit_s, CountedWork()), **options)
+
+        monkeypatch.setattr("hetero.planner.plan_cluster.plan_cluster", planned)
+        out, uniform = files / "plan.json", files / "uniform.json"
+        assert run(files, "--out", str(out), "--uniform-out", str(uniform), "--compare", "--processes", "1") == 0
+        ours, theirs = (load(Plan, path).provenance for path in (out, uniform))
+        assert ours is not None
+        assert theirs is not None
+        assert ours.prediction.step_s <= theirs.prediction.step_s
+        printed = capsys.readouterr().out
+        (ratio,) = re.findall(r"best uniform plan \(.*\): .* s per step, ([\d.]+)x; written to", printed)
+        assert float(ratio) >= 1
+        assert all(float(ratio) >= 1 for ratio in re.findall(r"([\d.]+)x (?:\?|│)", printed))
+
+
+FREE = """\
+node_types:
+  - name: a
+    device: T4
+    gpus_per_node: 2
+    count: 2
+    nics_per_node: {nics}
+    price_per_hour: 0
+    inside_node: {{bandwidth_gb_per_s: 10, latency_us: 5}}
+links: {{between_nodes: {{bandwidth_gb_per_s: 1, latency_us: 5}}}}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nics", [1, 2])
+def test_devices_that_cost_nothing_are_planned_by_money(
+    files: Path, capsys: pytest.CaptureFixture[str], nics: int
+) -> None:
+    """They ended in a division by 0: with one interface by the runners-up, with two by the choice between rings."""
+    (files / "cluster.yaml").write_text(FREE.format(nics=nics), encoding="utf-8")
+    money = ["--objective", "money", "--data-sheets", "--compare", "--uniform-out", str(files / "u.json")]
+    assert run(files, *money) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"against the next best plan of other stages: \d\.\d{3}x", printed)
+    assert re.search(r"best uniform plan .*, [1-9]\.\d\dx by money", printed)
+
+
+def test_a_single_layer_that_does_not_fit_says_what_it_is_short_of(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended in ``cannot convert float infinity to integer``: of one layer no stage has the embedding alone."""
+    model = MODEL.replace("num_layers: 24", "num_layers: 1")
+    (files / "model.yaml").write_text(model, encoding="utf-8")
+    cluster = re.sub("gpus_per_node: 2", "gpus_per_node: 2\n    memory_gib: 1", CLUSTER)
+    (files / "cluster.yaml").write_text(cluster, encoding="utf-8")
+    assert run(files) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(
+        r"hetero: planner: the model does not fit: no stage of any node type holds the embedding and the head beside a "
+        r"layer with 2048 tokens; the closest is tp 2 on (A100-40|V100-16), where each device needs \d+ bytes",
+        line,
+    )
 
 
 @pytest.mark.slow

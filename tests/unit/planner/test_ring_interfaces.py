@@ -54,6 +54,18 @@ def test_sums_by_nodes_are_preferred_where_one_interface_would_cost_more_than_th
     assert rings.passed_over[1] > 1.3 * flat.step_s
 
 
+def test_no_plan_is_chosen_that_is_worse_than_one_which_it_is_shown_next_to() -> None:
+    question = problem(two_nodes(inside_s=0.25, between_s=1.0))
+    flat, by_nodes = (
+        score_of(dataclasses.replace(data_parallel(8), gradient_sync=GradientSyncPlan(domains=domains)), question)
+        for domains in ((), DOMAINS)
+    )
+    for most, chosen_plan in ((flat.step_s, flat.plan), (by_nodes.step_s, by_nodes.plan)):
+        best, rings = good_with_either(flat, [by_nodes], question, Deadline(30, CountedWork()), most=most)
+        assert best.plan == chosen_plan
+        assert rings is not None
+
+
 def test_the_best_plan_stays_where_it_is_good_either_way() -> None:
     question = problem(two_nodes(inside_s=0.01, between_s=1.0))
     domains, rings = chosen(question, DOMAINS)

@@ -1,5 +1,6 @@
 """A sweep of a small model on four GPUs, whose searches end after so much work and not after so many seconds."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -62,11 +63,11 @@ class Planning:
             "hetero.sweep.evaluate.best_uniform", lambda problem, limit_s: Yardstick(name="uniform", best=None)
         )
 
-    def _plan(self, problem: Problem) -> PlanResult:
+    def _plan(self, problem: Problem, *, yardsticks: Sequence[Yardstick]) -> PlanResult:
         self.batches.append(problem.global_batch_size)
         asked = (problem.cluster, problem.model, problem.global_batch_size, problem.precision, problem.goal)
         if asked not in ANSWERS:
-            ANSWERS[asked] = plan_cluster(problem, deadline=Deadline(0.3, CountedWork()))
+            ANSWERS[asked] = plan_cluster(problem, yardsticks=yardsticks, deadline=Deadline(0.3, CountedWork()))
         return ANSWERS[asked]
 
 

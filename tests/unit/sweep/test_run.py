@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -10,8 +11,10 @@ import pytest
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
-from hetero.planner.plan_cluster import PlanResult
+from hetero.planner.deadline import CountedWork, Deadline
+from hetero.planner.plan_cluster import PlanResult, plan_cluster
 from hetero.planner.problem import Problem
+from hetero.planner.reference.yardsticks import Yardstick
 from hetero.report.sweep_rows import SweepResult, SweepRow
 from hetero.serialization import load
 from hetero.sweep.combinations import read_sweep
@@ -76,10 +79,10 @@ def test_a_combination_that_does_not_fit_says_what_was_short(tmp_path: Path, mon
     planning = Planning(monkeypatch)
     counted = planning._plan
 
-    def refuse(problem: Problem) -> PlanResult:
+    def refuse(problem: Problem, *, yardsticks: Sequence[Yardstick]) -> PlanResult:
         if problem.global_batch_size == 4:
             raise PlanError("short of 3 GiB")
-        return counted(problem)
+        return counted(problem, yardsticks=yardsticks)
 
     monkeypatch.setattr("hetero.sweep.evaluate.plan_cluster", refuse)
     _, rows = swept(write_small(tmp_path), tmp_path / "out")
@@ -113,3 +116,25 @@ def test_tables_have_the_same_columns(tmp_path: Path) -> None:
     assert first["cost_per_million_tokens"] == pytest.approx(0.3125)
     assert first["emulation_error"] == pytest.approx(-0.2)
     assert (second["step_s"], second["cost_per_million_tokens"], second["finished"]) == (None, None, False)
+
+
+@pytest.mark.slow
+def test_no_speed_up_is_below_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With next to no time for the search, its plan is the uniform one."""
+
+    def planned(problem: Problem, *, yardsticks: Sequence[Yardstick]) -> PlanResult:
+        return plan_cluster(problem, yardsticks=yardsticks, deadline=Deadline(1e-9, CountedWork()))
+
+    monkeypatch.setattr("hetero.sweep.evaluate.plan_cluster", planned)
+    _, rows = swept(write_small(tmp_path), tmp_path / "out")
+    assert [row.speedup for row in rows] == [1.0, 1.0]
+
+
+def test_a_combination_that_cannot_be_planned_is_not_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for a uniform plan nor for any other."""
+    monkeypatch.delattr("hetero.sweep.evaluate.best_uniform")
+    path = write_small(tmp_path)
+    model = tmp_path / "six-layers.yaml"
+    model.write_text(model.read_text(encoding="utf-8").replace("num_layers: 6", "num_layers: 2000"), encoding="utf-8")
+    _, rows = swept(path, tmp_path / "out")
+    assert all(row.why.startswith("planner: the model does not fit: ") for row in rows)
