@@ -30,9 +30,9 @@ class WorkProgress:
     def __init__(self, doing: str, *, total: float, text: str = "", console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
         self._bar = Bar(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=10),
-            TextColumn("{task.fields[text]}"),
+            TextColumn("{task.fields[text]}", markup=False),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=self._console,

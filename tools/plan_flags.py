@@ -19,7 +19,7 @@ from hetero.extras import exit_without
 exit_without("train", program="plan_flags.py")
 set_cuda_environment(os.environ)
 
-from hetero.commands.console import console
+from hetero.console import console
 from hetero.errors import ConfigError, HeteroError
 from hetero.report.tables.host_memory import host_memory_table
 from hetero.report.tables.plan import plan_picture

@@ -24,10 +24,10 @@ exit_without("train", program="race_plans.py")
 set_cuda_environment(os.environ)
 
 import numpy as np
-from rich.console import Console
 
 from hetero.command_line import Parser
 from hetero.commands.report import PAGE_SUFFIXES
+from hetero.console import console
 from hetero.cost.memory import plan_memory
 from hetero.cost.network import Topology
 from hetero.cost.simulation.simulator import simulate
@@ -194,9 +194,7 @@ def _execution(path: Path, run: EmulatedRun, config: PretrainConfig) -> Executio
 def _print(executions: Sequence[Execution], lateness_s: float) -> bool:
     from megatron.training.training import LOG_COLUMNS
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=LOG_COLUMNS)
+    out = console(width=LOG_COLUMNS, highlight=False)
     ours = executions[0]
     table = FittingTable(title="EMULATED: steps of the described cluster on this processor")
     table.add_column("plan")
@@ -214,16 +212,14 @@ def _print(executions: Sequence[Execution], lateness_s: float) -> bool:
             f"{each.losses[0]:.6f}",
             f"{each.losses[-1]:.6f}",
         )
-    console.print(table)
+    out.print(table)
     losses = np.array([each.losses for each in executions])
     # What is no number differs from everything, itself too; max() would pass over it.
     worst = float(np.abs(losses / losses[0] - 1).max())
     agrees = worst <= SAME
     verdict = "the same" if agrees else "NOT the same"
-    console.print(
-        f"losses of all {len(ours.losses)} steps are {verdict}: they differ by {worst:.1e} at most (relative)"
-    )
-    console.print(f"this machine was late by {lateness_s * 1e3:.0f} ms of emulated time at most")
+    out.print(f"losses of all {len(ours.losses)} steps are {verdict}: they differ by {worst:.1e} at most (relative)")
+    out.print(f"this machine was late by {lateness_s * 1e3:.0f} ms of emulated time at most")
     return agrees
 
 

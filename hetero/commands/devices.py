@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from hetero.commands.console import console
+from hetero.console import console
 from hetero.report.tables.devices import devices_table, source_lines
 from hetero.report.tables.hosts import host_source_lines, hosts_table
 from hetero.serialization import load

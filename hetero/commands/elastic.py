@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from hetero.command_line import COUNT
-from hetero.commands.console import console
 from hetero.commands.elastic_report import add_report
+from hetero.console import console
 from hetero.errors import ConfigError
 from hetero.extras import require
 from hetero.report.tables.fitting_table import FittingTable

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hetero.command_line import PORT
-from hetero.commands.console import console
 from hetero.commands.show import legal_plan
+from hetero.console import console
 from hetero.cost.capacity import check_memory
 from hetero.errors import ConfigError
 from hetero.launch.cluster_of_plan import changes_since, cluster_of_launch

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetero.command_line import ABOVE_0, COUNT
-from hetero.commands.console import console
+from hetero.console import console
 from hetero.cost.simulation.simulator import Simulation
 from hetero.emulation.options import EmulationOptions
 from hetero.emulation.records import EmulatedRun

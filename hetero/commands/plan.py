@@ -12,10 +12,10 @@ from rich.status import Status
 
 from hetero.command_line import BELOW_1, COUNT
 from hetero.commands.again import GOAL, PRECISION, plan_again, simulate_again
-from hetero.commands.console import console
 from hetero.commands.measure import add_measure, check_measure, measured
 from hetero.commands.report import add_outputs, outputs, written
 from hetero.commands.show import legal_plan
+from hetero.console import console
 from hetero.cost.capacity import memory_error
 from hetero.cost.memory import plan_memory
 from hetero.cost.model_flops import utilizations

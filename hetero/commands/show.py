@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from hetero.commands.console import console
+from hetero.console import console
 from hetero.cost.capacity import capacity_bytes, check_memory
 from hetero.cost.runtime_model import HETERO
 from hetero.errors import HeteroError

@@ -13,8 +13,8 @@ from rich import box
 from rich.table import Table
 
 from hetero.command_line import COUNT
-from hetero.commands.console import console
 from hetero.commands.sweep_plans import Say, check_mode, emulate_rows, write_jobs
+from hetero.console import console
 from hetero.data.presets import cluster_origins, is_name, preset_names, preset_path
 from hetero.errors import ConfigError
 from hetero.extras import is_installed, pip_install

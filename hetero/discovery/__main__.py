@@ -9,8 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from rich.console import Console
-
+from hetero.console import console
 from hetero.discovery.cluster_yaml import cluster_yaml
 from hetero.discovery.describe import describe
 from hetero.discovery.facts import NodeFacts, nodes_of
@@ -22,8 +21,6 @@ from hetero.errors import HeteroError
 from hetero.extras import require
 from hetero.launch.launched_by import launch_variables
 from hetero.standard_output import STDOUT, add_output_options, answer, directed_output, tell_error, write_output
-
-WIDTH_IN_A_FILE = 120
 
 
 def main(argv: Sequence[str]) -> int:
@@ -86,7 +83,7 @@ def _described(args: argparse.Namespace, facts: Callable[[], list[NodeFacts]]) -
     )
     write_output(args.out, text.encode())
     out = None if args.out == STDOUT else args.out
-    print_found(found, _console(), out=out)
+    print_found(found, console(), out=out)
     answer(args, lambda: {"written_to": out, "found": found})
     return 0
 
@@ -101,12 +98,6 @@ def _num_allocated(environment: Mapping[str, str]) -> int | None:
     """Nodes that Slurm has given; to the components of a heterogeneous step together."""
     count = environment.get("SLURM_JOB_NUM_NODES", "")
     return int(count) if count.isdecimal() else None
-
-
-def _console() -> Console:
-    """As wide as the terminal, or as a page if there is none."""
-    found = Console()
-    return found if found.is_terminal else Console(width=WIDTH_IN_A_FILE)
 
 
 def _mistake(error: HeteroError) -> int:

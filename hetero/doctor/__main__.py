@@ -8,8 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from rich.console import Console
-
+from hetero.console import console
 from hetero.distributed.environment import set_cuda_environment
 from hetero.doctor.checklist import print_diagnosis
 from hetero.doctor.facts import HostFacts
@@ -22,8 +21,6 @@ from hetero.errors import ConfigError, HeteroError
 from hetero.plan.ir import Plan
 from hetero.serialization import load
 from hetero.standard_output import add_output_options, answer, directed_output, tell_error
-
-WIDTH_IN_A_FILE = 120
 
 
 def main(argv: Sequence[str]) -> int:
@@ -79,8 +76,7 @@ def _plan(args: argparse.Namespace, *, is_launched: bool) -> Plan | None:
 
 
 def _print(diagnosis: Diagnosis) -> None:
-    console = Console()
-    print_diagnosis(diagnosis, console if console.is_terminal else Console(width=WIDTH_IN_A_FILE))
+    print_diagnosis(diagnosis, console())
     # If ranks stand still from here on, this has been told.
     sys.stdout.flush()
 

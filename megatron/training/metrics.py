@@ -85,7 +85,7 @@ class Metrics:
         self._writers = writers
         self._warms_up = run.emulated is not None
         # A wide fixed width keeps one report on one line also where the output is a file.
-        console = Console(highlight=False, soft_wrap=True)
+        console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
         self._console = console
         self._progress = Progress(
             TextColumn("step"),

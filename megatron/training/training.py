@@ -11,6 +11,7 @@ import torch.distributed as dist
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from rich.console import Console
 
+from hetero.console import console as make_console
 from hetero.cost.host_memory import host_memory
 from hetero.cost.memory import memory_costs, plan_memory
 from hetero.cost.model_flops import DeviceWork, Products, work_of_devices
@@ -367,8 +368,7 @@ def _work(config: PretrainConfig, plan: Plan) -> Mapping[Products, DeviceWork]:
 
 def _console() -> Console:
     """The terminal, or a log file, which is as wide as tables need it to be."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=LOG_COLUMNS)
+    return make_console(width=LOG_COLUMNS, highlight=False)
 
 
 def _static_bytes(context: ParallelContext, trainer: Trainer) -> list[StaticBytes]:
