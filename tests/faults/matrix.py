@@ -2,10 +2,10 @@
 
     python -m tests.faults.matrix [--only PHASE FAULT RANK] [--store-in-rank-0] [--parallel N]
 
-Twelve phases x four faults x four ranks. A case runs the script itself, in four processes that are forked from one
-that has imported everything, with two data readers per rank; nobody ends the others when one has failed, as if each
-sat on a host of its own. It fails if a survivor outlives the stated limit, ends without naming the lost rank, if any
-process of the run is left, or if the next start does not clear away what the run left in its folder.
+Each kind of fault in each phase where it can happen, on each of four ranks. A case runs the script itself, in four
+processes that are forked from one that has imported everything, with two data readers per rank; no process ends the
+others when one has failed, as if each ran on a host of its own. Its kind says what has to hold after the fault
+(:class:`FaultKind`). No case may leave a process of the run, or a file that the next start does not clear away.
 """
 
 import argparse
@@ -19,12 +19,12 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from unittest import mock
 
 import psutil
@@ -35,9 +35,6 @@ from tests.helpers.rank_pool import fork_server
 
 WORLD_SIZE = 4
 VICTIMS = {"first": 0, "middle": 1, "last": 2, "idle": 3}
-Fault = Literal["kill", "stop", "exit 1", "out of memory"]
-FAULTS: tuple[Fault, ...] = ("kill", "stop", "exit 1", "out of memory")
-
 SLACK_S = 8.0
 """For processes to end, on two cores that run several cases."""
 
@@ -58,8 +55,22 @@ class Patience:
 
     @property
     def limit_s(self) -> float:
-        """What the run promises after a fault: silence, the roll call, and the main thread's time to end by itself."""
-        return self.heartbeat_s + 2 * self.roll_call_s + 3 * self.beat_s
+        """What the run promises after a loss: silence, the roll call, and the main thread's time to end by itself."""
+        return self.heartbeat_s + self._roll_call_limit_s
+
+    @property
+    def still_limit_s(self) -> float:
+        """What the run promises after a rank has stopped moving: the wait for it, the roll call, and the end."""
+        return 60 * self.timeout_minutes + self._roll_call_limit_s
+
+    @property
+    def timeout_minutes(self) -> float:
+        """The value of ``--distributed-timeout-minutes``."""
+        return max(_LEAST_MINUTES, self.arrive_s / 60)
+
+    @property
+    def _roll_call_limit_s(self) -> float:
+        return 2 * self.roll_call_s + 3 * self.beat_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +87,7 @@ class Phase:
     arrives: bool = True
 
 
-PHASES = {
+PHASES: dict[str, Phase] = {
     "import": Phase(None, arrives=False),
     "join": Phase("hetero.distributed.failure_detector", "FailureDetector.wait_for_all", arrives=False),
     "process group": Phase("torch.distributed", "init_process_group"),
@@ -87,6 +98,7 @@ PHASES = {
     "load": Phase("megatron.training.checkpointing", "load_checkpoint"),
     "step": Phase("hetero.runtime.stage_runner", "StageRunner.backward", number=8),
     "evaluation": Phase("megatron.training.evaluation", "Evaluation.loss"),
+    "sum": Phase("hetero.runtime.grad_sync", "GradientSync.finish", number=2),
     "save": Phase("hetero.checkpoint.writer", "write_shard"),
     "leaving": Phase("torch.distributed", "destroy_process_group"),
 }
@@ -97,7 +109,7 @@ class Case:
     """``store_in_rank_0``: without torchrun the store is rank 0's."""
 
     phase: str
-    fault: Fault
+    fault: str
     victim: str
     store_in_rank_0: bool = False
     patience: Patience = Patience()
@@ -111,7 +123,12 @@ class Case:
 
 
 def all_cases(*, store_in_rank_0: bool = False) -> list[Case]:
-    return [Case(*row, store_in_rank_0) for row in itertools.product(PHASES, FAULTS, VICTIMS)]
+    return [
+        Case(phase, fault, victim, store_in_rank_0)
+        for phase, (fault, kind) in itertools.product(PHASES, FAULTS.items())
+        if phase in kind.phases
+        for victim in VICTIMS
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,35 +150,119 @@ class Outcome:
 
     def problems(self) -> list[str]:
         """What is wrong, in words."""
-        case, found = self.case, []
         if not self.happened:
             return [f"the fault never came: {self.stderr}"]
-        arrives = PHASES[case.phase].arrives
-        limit_s = case.patience.limit_s + SLACK_S + (0 if arrives else case.patience.arrive_s)
-        if self.last_end_s > limit_s:
-            found.append(f"a survivor ended after {self.last_end_s:.0f} s, the limit is {limit_s:.0f} s")
-        names = [f"rank {case.rank} "]
-        if not arrives:
-            names.append(f"of {WORLD_SIZE} ranks, {case.rank} did not arrive")
-        if case.store_in_rank_0 and case.rank == 0:
-            # It took along what the others would have had to ask.
-            names += ["lost the rendezvous store, and with it the other ranks", "no rendezvous store answers there"]
-        for rank, (code, said) in enumerate(zip(self.exit_codes, self.stderr, strict=True)):
-            if rank == case.rank:
-                continue
-            # Who is through with everything has nobody to wait for.
-            if case.phase == "leaving" and code == 0:
-                continue
-            if code is None:
-                found.append(f"rank {rank} hung")
-            elif code != 3:
-                found.append(f"rank {rank} ended with {code}")
-            lines = [line for line in said.splitlines() if line.startswith(f"hetero: rank {rank}: ")]
-            if len(lines) != 1 or not any(name in lines[0] for name in names):
-                found.append(f"rank {rank} did not name the lost rank: {' | '.join(lines) or said[-300:]!r}")
-        found += [f"left alive: {line}" for line in self.orphans]
-        found += [f"left on disk: {name}" for name in self.left_behind]
-        return found
+        return [
+            *FAULTS[self.case.fault].problems(self),
+            *(f"left alive: {line}" for line in self.orphans),
+            *(f"left on disk: {name}" for name in self.left_behind),
+        ]
+
+
+# ---- kinds of faults: what happens to a rank, and what has to hold then
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FaultKind:
+    """What happens to a rank, and what its run promises.
+
+    happen: called in the rank, in the thread that has come to the phase.
+    phases: where it can happen.
+    problems: what is wrong with the outcome of a case, in words.
+    limit_s: after the fault all ranks that can end have ended; without the slack of a busy machine.
+    victim_ends: the rank comes to its end too.
+    """
+
+    happen: Callable[[], None]
+    phases: Collection[str]
+    problems: Callable[[Outcome], list[str]]
+    limit_s: Callable[[Patience], float] = lambda patience: patience.limit_s
+    victim_ends: bool = True
+
+
+def _lost_rank_problems(outcome: Outcome) -> list[str]:
+    """Check that all others end in time with exit code 3, and that each of them names the lost rank."""
+    case = outcome.case
+    names = [f"rank {case.rank} "]
+    if not PHASES[case.phase].arrives:
+        names.append(f"of {WORLD_SIZE} ranks, {case.rank} did not arrive")
+    if case.store_in_rank_0 and case.rank == 0:
+        # It took along what the others would have had to ask.
+        names += ["lost the rendezvous store, and with it the other ranks", "no rendezvous store answers there"]
+    problems = _late_end(outcome)
+    for rank in set(VICTIMS.values()) - {case.rank}:
+        # Who is through with everything has no rank to wait for.
+        if not (case.phase == "leaving" and outcome.exit_codes[rank] == 0):
+            problems += _end_problems(outcome, rank, names)
+    return problems
+
+
+def _still_rank_problems(outcome: Outcome) -> list[str]:
+    """Check that all ranks, the one that stood still included, end in time with exit code 3 and name that one."""
+    names = [f"rank {outcome.case.rank} "]
+    return _late_end(outcome) + [
+        problem for rank in range(WORLD_SIZE) for problem in _end_problems(outcome, rank, names)
+    ]
+
+
+def _late_end(outcome: Outcome) -> list[str]:
+    case = outcome.case
+    limit_s = FAULTS[case.fault].limit_s(case.patience) + SLACK_S
+    if not PHASES[case.phase].arrives:
+        limit_s += case.patience.arrive_s
+    if outcome.last_end_s <= limit_s:
+        return []
+    return [f"a rank ended after {outcome.last_end_s:.0f} s, the limit is {limit_s:.0f} s"]
+
+
+def _end_problems(outcome: Outcome, rank: int, names: Sequence[str]) -> list[str]:
+    """Check that ``rank`` ended with exit code 3 and one line that has one of ``names``."""
+    code, stderr = outcome.exit_codes[rank], outcome.stderr[rank]
+    problems = []
+    if code is None:
+        problems.append(f"rank {rank} hung")
+    elif code != 3:
+        problems.append(f"rank {rank} ended with {code}")
+    own = f"hetero: rank {rank}: "
+    lines = [line.removeprefix(own) for line in stderr.splitlines() if line.startswith(own)]
+    if len(lines) != 1 or not any(name in lines[0] for name in names):
+        problems.append(f"rank {rank} did not name the rank: {' | '.join(lines) or stderr[-300:]!r}")
+    return problems
+
+
+def _run_out_of_memory() -> None:
+    import torch  # noqa: PLC0415
+
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def _stand_still() -> None:
+    """Stop this thread alone: the process lives, and its other threads go on."""
+    while True:
+        time.sleep(3600)
+
+
+_LOSSES = tuple(phase for phase in PHASES if phase != "sum")
+
+FAULTS: dict[str, FaultKind] = {
+    "kill": FaultKind(
+        happen=lambda: os.kill(os.getpid(), signal.SIGKILL), phases=_LOSSES, problems=_lost_rank_problems
+    ),
+    "stop": FaultKind(
+        happen=lambda: os.kill(os.getpid(), signal.SIGSTOP),
+        phases=_LOSSES,
+        problems=_lost_rank_problems,
+        victim_ends=False,
+    ),
+    "exit 1": FaultKind(happen=lambda: sys.exit(1), phases=_LOSSES, problems=_lost_rank_problems),
+    "out of memory": FaultKind(happen=_run_out_of_memory, phases=_LOSSES, problems=_lost_rank_problems),
+    "stand still": FaultKind(
+        happen=_stand_still,
+        phases=("step", "sum", "save"),
+        problems=_still_rank_problems,
+        limit_s=lambda patience: patience.still_limit_s,
+    ),
+}
 
 
 # ---- one case: a launcher that only looks on, and its ranks
@@ -223,8 +324,8 @@ def _launcher_main(case: Case, base: Path, answer: Connection) -> None:
             each.kill()
         happened = folder / "happened"
         at_s = float(happened.read_text()) if happened.exists() else time.monotonic()
-        ends = [end for rank, end in ended_at.items() if rank != case.rank]
-        lasts_s = max(ends, default=at_s) - at_s if len(ends) == WORLD_SIZE - 1 else _GIVE_UP_S
+        waited_for = _ranks_that_end(case)
+        lasts_s = max(ended_at[rank] for rank in waited_for) - at_s if waited_for <= set(ended_at) else _GIVE_UP_S
         answer.send(
             Outcome(
                 case=case,
@@ -254,18 +355,22 @@ def _publish_port(folder: Path, port: int) -> None:
 
 
 def _wait(ranks: list[Any], case: Case) -> dict[int, float]:
-    """When each rank ended, those that did; the victim of a stop is not waited for."""
+    """Return when each rank ended, of those that did; only ranks that can end are waited for."""
     ended_at: dict[int, float] = {}
     deadline = time.monotonic() + _GIVE_UP_S
     while time.monotonic() < deadline:
         for rank, process in enumerate(ranks):
             if rank not in ended_at and not process.is_alive():
                 ended_at[rank] = time.monotonic()
-        waited_for = set(range(WORLD_SIZE)) - set(ended_at)
-        if not waited_for or (case.fault == "stop" and waited_for == {case.rank}):
+        if _ranks_that_end(case) <= set(ended_at):
             break
         time.sleep(0.05)
     return ended_at
+
+
+def _ranks_that_end(case: Case) -> set[int]:
+    can_end = case.phase == "none" or FAULTS[case.fault].victim_ends
+    return set(range(WORLD_SIZE)) - (set() if can_end else {case.rank})
 
 
 def _left_behind(folder: Path) -> tuple[str, ...]:
@@ -285,12 +390,12 @@ def _rank_main(rank: int, case: Case, base: Path, folder: Path) -> None:
         time.sleep(0.02)
     _wait_for_others_as(case.patience)
     if case.phase in PHASES and rank == case.rank:
-        fail = functools.partial(_fail, case.fault, folder / "happened")
+        fail = functools.partial(_fail, FAULTS[case.fault], folder / "happened")
         phase = PHASES[case.phase]
         if phase.module is None:
             fail()
-        elif case.phase == "step" and case.victim == "idle":
-            # It has no backward.
+        elif case.phase in ("step", "sum") and case.victim == "idle":
+            # It has neither a backward nor gradients.
             _interrupt("hetero.runtime.trainer", "Trainer.compute_gradients", 2, fail)
         else:
             _interrupt(phase.module, phase.function, phase.number, fail)
@@ -328,7 +433,7 @@ def _flags(case: Case, base: Path, folder: Path) -> list[str]:
         *("--eval-interval", "2", "--save", str(base if begins else folder / "saved")),
         *(("--exit-interval", "2") if begins else ("--load", str(base))),
         *("--hetero-heartbeat-timeout", str(case.patience.heartbeat_s)),
-        *("--distributed-timeout-minutes", str(max(_LEAST_MINUTES, case.patience.arrive_s / 60))),
+        *("--distributed-timeout-minutes", str(case.patience.timeout_minutes)),
     ]
 
 
@@ -359,19 +464,9 @@ def _interrupt(module: str, function: str, number: int, fail: Callable[[], None]
     setattr(owner, name, interrupted)
 
 
-def _fail(fault: Fault, happened: Path) -> None:
+def _fail(kind: FaultKind, happened: Path) -> None:
     happened.write_text(str(time.monotonic()))
-    match fault:
-        case "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        case "exit 1":
-            sys.exit(1)
-        case "out of memory":
-            import torch  # noqa: PLC0415
-
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    kind.happen()
 
 
 # ---- all of them
@@ -384,7 +479,7 @@ def run_all(cases: list[Case], *, parallel: int) -> Iterator[Outcome]:
 
 
 def main() -> int:
-    """Exit code 0 if nothing hung, nothing was left, and every survivor named the lost rank."""
+    """Return exit code 0 if every case ended as its kind promises."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs=3, metavar=("PHASE", "FAULT", "RANK"), help="one case; '-' for any")
     parser.add_argument("--store-in-rank-0", action="store_true", help="as without torchrun")
@@ -396,21 +491,28 @@ def main() -> int:
         for case in all_cases(store_in_rank_0=args.store_in_rank_0)
         if all(want in ("-", is_) for want, is_ in zip(wanted, dataclasses.astuple(case), strict=False))
     ]
-    failed, longest = 0, {True: 0.0, False: 0.0}
+    failed, longest_s = 0, dict.fromkeys(("lost", "never arrived", "stood still"), 0.0)
     for outcome in run_all(cases, parallel=args.parallel):
         problems = outcome.problems()
         failed += bool(problems)
-        arrives = PHASES[outcome.case.phase].arrives
-        longest[arrives] = max(longest[arrives], outcome.last_end_s)
+        case = outcome.case
+        end = (
+            "stood still" if case.fault == "stand still" else "lost" if PHASES[case.phase].arrives else "never arrived"
+        )
+        longest_s[end] = max(longest_s[end], outcome.last_end_s)
         codes = " ".join("hung" if code is None else str(code) for code in outcome.exit_codes)
         verdict = "; ".join(problems) or "ok"
-        print(f"{outcome.case!s:36} last end {outcome.last_end_s:5.1f} s, exit codes {codes:12} {verdict}", flush=True)
+        print(f"{case!s:36} last end {outcome.last_end_s:5.1f} s, exit codes {codes:12} {verdict}", flush=True)
     patience = Patience()
-    print(
-        f"{len(cases)} cases, {failed} failed. The last survivor ended {longest[True]:.1f} s after the fault, promised "
-        f"are {patience.limit_s:g} s; {longest[False]:.1f} s where a rank never arrived, promised are "
-        f"{patience.limit_s + patience.arrive_s:g} s"
-    )
+    promised_s = {
+        "lost": patience.limit_s,
+        "never arrived": patience.limit_s + patience.arrive_s,
+        "stood still": patience.still_limit_s,
+    }
+    print(f"{len(cases)} cases, {failed} failed. The last rank ended, in seconds after the fault:")
+    for end, seconds in longest_s.items():
+        if seconds:
+            print(f"  {end}: {seconds:.1f}, promised are {promised_s[end]:g}")
     return min(failed, 1)
 
 

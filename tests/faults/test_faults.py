@@ -23,33 +23,45 @@ pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(300)]
 SHORT = Patience(heartbeat_s=6.0, arrive_s=20.0, roll_call_s=3.0, beat_s=0.5)
 """About half of what the matrix takes: the promises are sums of these, and hold for any."""
 
+LOSSES = ("kill", "stop", "exit 1", "out of memory")
+STILL = "stand still"
+
 AS_SHIPPED = "evaluation"
 """Where a rank falls silent, so that patience counts."""
 
 
 def _sample() -> list[Case]:
-    """Every phase, and every fault in three of them, each time to another rank; one case as patient as shipped."""
-    faults, victims = cycle(FAULTS), cycle(VICTIMS)
+    """Every phase, and every loss in three of them, each time of another rank; one case as patient as shipped.
+
+    And a rank that stands still in each phase where it can.
+    """
+    faults, victims = cycle(LOSSES), cycle(VICTIMS)
     cases = []
-    for phase in PHASES:
+    for phase in FAULTS["kill"].phases:
         patience = Patience() if phase == AS_SHIPPED else SHORT
         cases.append(Case(phase, next(faults), next(victims), patience=patience))
-        if len(cases) % len(FAULTS) == 0:
+        if len(cases) % len(LOSSES) == 0:
             next(victims)
+    still = [
+        Case(phase, STILL, victim, patience=SHORT)
+        for phase, victim in zip(FAULTS[STILL].phases, cycle(("middle", "last", "idle", "first")), strict=False)
+    ]
     without_torchrun = [
         Case("import", "kill", "first", store_in_rank_0=True, patience=SHORT),
         Case("join", "kill", "middle", store_in_rank_0=True, patience=SHORT),
         Case("dataset", "kill", "first", store_in_rank_0=True, patience=SHORT),
         Case("save", "stop", "first", store_in_rank_0=True, patience=SHORT),
     ]
-    return cases + without_torchrun
+    return cases + still + without_torchrun
 
 
 CASES = _sample()
 
 
 def test_the_sample_has_every_fault_in_several_phases_and_at_several_ranks() -> None:
-    for fault in FAULTS:
+    assert {case.phase for case in CASES} == set(PHASES)
+    assert {case.fault for case in CASES} == set(FAULTS)
+    for fault in (*LOSSES, STILL):
         cases = [case for case in CASES if case.fault == fault and not case.store_in_rank_0]
         assert len({case.phase for case in cases}) == len({case.victim for case in cases}) == 3
     (as_shipped,) = (case for case in CASES if case.patience != SHORT)
@@ -67,10 +79,10 @@ def outcomes(request: pytest.FixtureRequest) -> Mapping[Case, Outcome]:
 
 
 def _in_turns() -> Iterator[Any]:
-    """Two of the faults in one run, the two others in the next, beside one where rank 0 has the store."""
+    """Half of the kinds in one run, the others in the next, with one case where rank 0 has the store."""
     for case in CASES:
         row = "store in rank 0" if case.store_in_rank_0 else case.fault
-        turn = 1 if case.store_in_rank_0 else FAULTS.index(case.fault) % 2
+        turn = 1 if case.store_in_rank_0 else list(FAULTS).index(case.fault) % 2
         yield pytest.param(case, id=str(case), marks=pytest.mark.rotates(row, every=2, turn=turn))
 
 
