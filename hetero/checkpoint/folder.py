@@ -13,6 +13,8 @@ A checkpoint appears by one rename, after everything in it has reached the disk.
 all hosts see, and one run at a time may save to a folder.
 """
 
+import ctypes
+import errno
 import hashlib
 import os
 import re
@@ -24,10 +26,17 @@ from hetero.checkpoint.manifest import Manifest, check_manifest
 from hetero.checkpoint.state import CheckpointState
 from hetero.errors import CheckpointError, ConfigError
 from hetero.serialization import MAX_FILE_BYTES, T, from_json, read_bytes, to_compact_json, to_json
+from hetero.units import MIB
 
 _PUBLISHED = re.compile(r"step_(\d{8,})")
 _LEFT_OVER = re.compile(r"\.step_\d{8,}\.(partial|deleted)")
 _STATE, _MANIFEST = "state.json", "manifest.json"
+
+_PART_BYTES = 256 * MIB
+"""A disk of 10 MB/s takes half a minute for it."""
+
+_WAIT_BEFORE_WRITE_WAIT_AFTER = 7
+"""Flags of ``sync_file_range`` that together wait for all data of a range."""
 
 SUMS = "SHA256SUMS"
 """The file of a checkpoint that says what its other ones are."""
@@ -141,12 +150,22 @@ def index_files(
     return {**texts, SUMS: sums.encode()}
 
 
-def keep_newest(folder: Path, keep_last: int, *, protected_step: int | None) -> None:
-    """Delete all published checkpoints but the ``keep_last`` newest and that of ``protected_step``."""
+def keep_newest(
+    folder: Path, keep_last: int, *, protected_step: int | None, advance: Callable[[], None] = lambda: None
+) -> None:
+    """Delete all published checkpoints but the ``keep_last`` newest and that of ``protected_step``.
+
+    Args:
+        advance: called after every file.
+    """
     for step in published_steps(folder)[:-keep_last]:
         if step != protected_step:
             deleted = folder / f".step_{step:08d}.deleted"
             step_folder(folder, step).rename(deleted)
+            for path in deleted.iterdir():
+                if not path.is_dir():
+                    path.unlink()
+                    advance()
             shutil.rmtree(deleted)
 
 
@@ -157,6 +176,38 @@ def fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def fsync_in_parts(path: Path, advance: Callable[[], None]) -> None:
+    """Wait until a large file is on the disk.
+
+    A host may keep hundreds of gigabytes in memory that a file system takes minutes for; ``fsync`` says nothing until
+    the end of that.
+
+    Args:
+        advance: called after every part that is on the disk.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        for start in range(0, os.fstat(descriptor).st_size, _PART_BYTES):
+            _write_back(descriptor, start, _PART_BYTES)
+            advance()
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_back(descriptor: int, start: int, num_bytes: int) -> None:
+    """Wait until a range of a file is on the disk, where the kernel and the file system know how (Linux)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "sync_file_range"):
+        return
+    arguments = ctypes.c_int(descriptor), ctypes.c_int64(start), ctypes.c_int64(num_bytes)
+    if libc.sync_file_range(*arguments, ctypes.c_uint(_WAIT_BEFORE_WRITE_WAIT_AFTER)) != 0:
+        number = ctypes.get_errno()
+        # The kernel reports an error of the disk once: fsync would not report it again.
+        if number in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
+            raise OSError(number, os.strerror(number))
 
 
 def find_checkpoint(folder: Path, step: int | None) -> Path:

@@ -3,7 +3,7 @@
 Where their files lie, and what is in them, :mod:`.shard_files` knows.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -12,7 +12,7 @@ from isal import isal_zlib
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from hetero.checkpoint.folder import fsync
+from hetero.checkpoint.folder import fsync_in_parts
 from hetero.checkpoint.manifest import FloatType, RankTensor, SavedBlock, Shard, TensorInfo
 from hetero.checkpoint.shard_files import LocalShardFile, Place, ShardFile, checked_places, read_header
 from hetero.errors import CheckpointError
@@ -49,8 +49,12 @@ def write_shard(
     *,
     rank: int | None,
     rank_state: Mapping[str, torch.Tensor] | None = None,
+    advance: Callable[[], None] = lambda: None,
 ) -> Shard:
     """Write contiguous host tensors to a new file and wait until it is on the disk.
+
+    Args:
+        advance: called whenever a part of the work is done.
 
     Raises:
         CheckpointError: the file system refused.
@@ -63,6 +67,7 @@ def write_shard(
         assert block.key not in tensors, f"rank {rank} saves {block.key} twice"
         blocks.append(block)
         tensors[block.key] = each.tensor
+        advance()
     for name, tensor in (rank_state or {}).items():
         rank_tensor = RankTensor(name=name, crc32=_crc32(tensor))
         rank_tensors.append(rank_tensor)
@@ -71,7 +76,7 @@ def write_shard(
         save_file(tensors, path)
         # safetensors makes files private to the user; whoever may read the folder may read the shard.
         path.chmod(path.parent.stat().st_mode & 0o666)
-        fsync(path)
+        fsync_in_parts(path, advance)
         return Shard(
             file=path.name,
             size_bytes=path.stat().st_size,

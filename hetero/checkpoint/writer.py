@@ -1,7 +1,7 @@
 """Saves a run's state from all ranks while training goes on."""
 
-import datetime
 import shutil
+import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,14 +13,16 @@ import torch.distributed as dist
 from hetero.checkpoint import folder as folders
 from hetero.checkpoint.manifest import Shard, TensorInfo, block_key, merge
 from hetero.checkpoint.shards import tensor_infos, write_shard
+from hetero.checkpoint.slow_work import Advance, StalledError, work_together
 from hetero.checkpoint.state import CheckpointState
-from hetero.errors import CheckpointError
+from hetero.distributed.process_groups import create_group, time_limit
+from hetero.errors import CheckpointError, MembershipError
 from hetero.runtime.sharded_state import TensorSlice
 
 T = TypeVar("T")
 
-_SLOWEST_SAVE = datetime.timedelta(hours=6)
-"""The first rank that has written its shard waits this long for the last."""
+Written = tuple[Shard, dict[str, TensorInfo]]
+"""What a rank has written, and of which tensors that is."""
 
 
 class CheckpointWriter:
@@ -62,8 +64,10 @@ class CheckpointWriter:
         self._asynchronous = asynchronous
         self._say = say
         # Its own: collectives of the background may not mix with those of the step.
-        ranks = dist.get_process_group_ranks(world)
-        self._group = dist.new_group(ranks, backend="gloo", timeout=_SLOWEST_SAVE)
+        self._group = create_group(dist.get_process_group_ranks(world), backend="gloo")
+        limit = time_limit(self._group)
+        assert limit is not None, "gloo has one"
+        self._limit_s = limit.total_seconds()
         self._rank = self._group.rank()
         self._background: _Background | None = None
         self._buffers: dict[str, torch.Tensor] = {}
@@ -82,8 +86,8 @@ class CheckpointWriter:
     ) -> None:
         """Save the state after ``step``; a step that has been saved is not saved again.
 
-        Collective over the world: one gather and one broadcast, in the background if asynchronous. Waits for the
-        save before this one.
+        Collective over the world: a gather, a broadcast and the meetings of :func:`.work_together`, in the background
+        if asynchronous. Waits for the save before this one. A rank may write for any time, as long as it gets on.
 
         Args:
             slices: what this rank owns; the blocks of all ranks tile every tensor exactly once.
@@ -91,6 +95,7 @@ class CheckpointWriter:
 
         Raises:
             CheckpointError: this save, or an asynchronous one before it, failed; the same on all ranks.
+            MembershipError: a rank has not written for as long as ranks wait for one another; the same on all ranks.
         """
         self.wait()
         assert state.step == step >= self._last_step, (step, state.step, self._last_step)
@@ -109,6 +114,7 @@ class CheckpointWriter:
 
         Raises:
             CheckpointError: the last save failed; the same on all ranks.
+            MembershipError: as in :meth:`save`.
         """
         if self._background is not None:
             background, self._background = self._background, None
@@ -137,35 +143,60 @@ class CheckpointWriter:
     def _write(self, staged: list[TensorSlice], state: CheckpointState, rank_state: dict[str, torch.Tensor]) -> None:
         """Gather (to rank 0) of what each rank wrote or of its error; broadcast of the outcome."""
         partial = folders.partial_folder(self._folder, state.step)
-        written: tuple[Shard, dict[str, TensorInfo]] | str
-        try:
-            partial.mkdir(exist_ok=True)
-            shard = write_shard(
-                partial / f"rank_{self._rank:05d}.safetensors", staged, rank=self._rank, rank_state=rank_state
-            )
-            written = (shard, tensor_infos(staged))
-        except OSError as error:
-            written = f"on rank {self._rank}: {error}; {partial.parent} has to be on a file system that all hosts see"
-        except CheckpointError as error:
-            written = f"on rank {self._rank}: {error}"
-        gathered: list[tuple[Shard, dict[str, TensorInfo]] | str] | None = None
-        if self._rank == 0:
-            gathered = [""] * self._group.size()
-        dist.gather_object(written, gathered, group=self._group, group_dst=0)
-        _on_rank_0(self._group, lambda: self._publish(gathered or [], state))
 
-    def _publish(self, gathered: list[tuple[Shard, dict[str, TensorInfo]] | str], state: CheckpointState) -> None:
+        def write(advance: Advance) -> Written:
+            partial.mkdir(exist_ok=True)
+            path = partial / f"rank_{self._rank:05d}.safetensors"
+            shard = write_shard(path, staged, rank=self._rank, rank_state=rank_state, advance=advance)
+            return shard, tensor_infos(staged)
+
+        written = self._done_together(write, step=state.step)
+        if isinstance(written, OSError):
+            hint = f"{partial.parent} has to be on a file system that all hosts see"
+            written = CheckpointError(f"on rank {self._rank}: {written}; {hint}")
+        elif isinstance(written, CheckpointError):
+            written = CheckpointError(f"on rank {self._rank}: {written}")
+        gathered: list[Written | Exception] | None = None
+        if self._rank == 0:
+            gathered = [written] * self._group.size()
+        dist.gather_object(written, gathered, group=self._group, group_dst=0)
+
+        def publish(advance: Advance) -> None:
+            # Rank 0 alone has something to publish.
+            if gathered is not None:
+                self._publish(gathered, state, advance)
+
+        _raise_on_all(self._group, self._done_together(publish, step=state.step))
+
+    def _done_together(self, work: Callable[[Advance], T], *, step: int) -> T | Exception:
+        """Do a part of a save, and return its result or its error when all ranks have done theirs."""
+        try:
+            return work_together(work, group=self._group, limit_s=self._limit_s)
+        except StalledError:
+            return MembershipError(
+                f"rank {self._rank} (on {socket.gethostname()}) stood still: saving step {step}, it has not written to "
+                f"{self._folder} for {self._limit_s:g} s; look at that file system, or raise "
+                "--distributed-timeout-minutes if it only needs longer"
+            )
+        except (OSError, CheckpointError, MembershipError) as error:
+            return error
+
+    def _publish(self, gathered: Sequence[Written | Exception], state: CheckpointState, advance: Advance) -> None:
+        # What hangs in the file system would hold up its cleaning, too.
+        if stalled := [str(each) for each in gathered if isinstance(each, MembershipError)]:
+            raise MembershipError("; ".join(stalled))
         partial = folders.partial_folder(self._folder, state.step)
         try:
-            if errors := [each for each in gathered if isinstance(each, str)]:
+            if errors := [str(each) for each in gathered if isinstance(each, Exception)]:
                 raise CheckpointError(f"step {state.step} was not saved: {'; '.join(errors)}")
-            manifest = merge([each for each in gathered if not isinstance(each, str)], state.model)
+            manifest = merge([each for each in gathered if not isinstance(each, Exception)], state.model)
             path = folders.publish(self._folder, step=state.step, state=state, manifest=manifest)
         except (OSError, CheckpointError):
             shutil.rmtree(partial, ignore_errors=True)
             raise
+        advance()
         if self._keep_last is not None:
-            folders.keep_newest(self._folder, self._keep_last, protected_step=self._start_step)
+            folders.keep_newest(self._folder, self._keep_last, protected_step=self._start_step, advance=advance)
         self._say(f"saved to {path}")
 
 
@@ -192,14 +223,22 @@ class _Background:
 
 def _on_rank_0(group: dist.ProcessGroup, step: Callable[[], None]) -> None:
     """Call ``step`` on rank 0. Broadcast over ``group``; its error is raised on all ranks."""
-    error = None
+    error: Exception | None = None
     if group.rank() == 0:
         try:
             step()
         except (OSError, CheckpointError) as raised:
-            error = str(raised)
-    if (error := _from_rank_0(group, error)) is not None:
-        raise CheckpointError(error)
+            error = raised
+    _raise_on_all(group, error)
+
+
+def _raise_on_all(group: dist.ProcessGroup, error: Exception | None) -> None:
+    """Raise the error of rank 0 on all ranks, if it has one. Broadcast over ``group``."""
+    error = _from_rank_0(group, error)
+    if isinstance(error, OSError):
+        raise CheckpointError(str(error))
+    if error is not None:
+        raise error
 
 
 def _from_rank_0(group: dist.ProcessGroup, value: T) -> T:

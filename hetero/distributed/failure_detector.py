@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -24,7 +24,16 @@ import torch.distributed as dist
 
 from hetero.distributed.process_exit import EXIT_CODE
 from hetero.distributed.rank_consensus import ConsensusError
+from hetero.distributed.standstill import (
+    Position,
+    StepProgress,
+    main_thread_line,
+    main_thread_stack,
+    main_thread_waits,
+    still_ranks,
+)
 from hetero.errors import HeteroError, MembershipError
+from hetero.serialization import from_json, to_json
 from hetero.text import number_ranges
 
 _GLOO_LOST_PEER = re.compile(
@@ -35,6 +44,12 @@ NCCL and of the store have."""
 
 _MAX_CHARACTERS = 500
 """Of another rank's error. NCCL prints pages."""
+
+_MAX_STILL_RANKS = 4
+"""Ranks that stood still which a report names; it counts the others."""
+
+_TIMED_OUT = re.compile(r"timed? ?out", re.I)
+"""In the errors of gloo, of the store, and of NCCL's watchdog: a wait for other ranks has lasted too long."""
 
 _ARRIVALS, _DEPARTURES = "arrivals", "departures"
 """Keys of the store: how many ranks have come, and how many have left without leaving anybody behind."""
@@ -72,6 +87,9 @@ class FailureDetector:
         describe: names a rank for the report. By its host; once the plan is known, set it to what gives
             ``rank 3 (replica 0 stage 1, A100-40)``.
         doing: what this rank does at the moment, such as ``saving step 4``; a report on a lost rank tells its last.
+        progress: where it is in that.
+        device_is_busy: whether its device has work left. A main thread that waits for the device then waits for what
+            the device waits for.
         transport_error: what the libraries that carry messages have found wrong, empty while nothing is. Asked at every
             beat: their threads may see it while the main thread waits for a device that waits for ever.
     """
@@ -95,11 +113,16 @@ class FailureDetector:
         self._before_end = before_end
         self.describe: Callable[[int], str] = self._by_host
         self.doing = "joining"
+        self.progress = StepProgress()
+        self.device_is_busy: Callable[[], bool] = bool
         self.transport_error: Callable[[], str] = str
+        self._seen: tuple[str, int] = ("", -1)
+        self._seen_at_s = time.monotonic()
         self._stop = threading.Event()
         self._main_is_ending = threading.Event()
         self._answers = 0
         self._report = ""
+        self._stood = False
         self._ring = threading.Thread(target=self._monitor_neighbour, name="failure-detector", daemon=True)
         self._guard = threading.Thread(target=self._monitor_store, name="failure-detector-store", daemon=True)
 
@@ -117,7 +140,7 @@ class FailureDetector:
         deadline = time.monotonic() + self._options.arrive_within_s
         try:
             # From here on its silence means something.
-            self._store.set(f"beat/{self._rank}", f"0 {self.doing}")
+            self._store.set(f"beat/{self._rank}", f"0 {self._activity()}")
             self._store.set(f"host/{self._rank}", socket.gethostname())
             self._store.add(_ARRIVALS, 1)
             pause_s = 0.02
@@ -200,7 +223,7 @@ class FailureDetector:
         while not self._stop.wait(self._options.beat_s):
             try:
                 beats += 1
-                self._store.set(f"beat/{self._rank}", f"{beats} {self.doing}")
+                self._store.set(f"beat/{self._rank}", f"{beats} {self._activity()}")
                 # Who has left monitors nobody any more.
                 while neighbour != self._rank and self._has(f"done/{neighbour}"):
                     neighbour = (neighbour + 1) % self._world_size
@@ -239,7 +262,7 @@ class FailureDetector:
 
         The first to ask writes it for all: thousands that ask the store about thousands would take minutes.
         """
-        self._store.set(f"alive/{self._rank}", "")
+        self._store.set(f"alive/{self._rank}", to_json(self._position()))
         own = str(self._rank)
         if self._store.compare_set("reporter", "", own).decode() != own:
             deadline = time.monotonic() + self._options.roll_call_s + self._options.beat_s
@@ -247,6 +270,7 @@ class FailureDetector:
                 time.sleep(0.1)
         self._report = self._read("report").decode() or self._compiled_report()
         self._store.set("report", self._report)
+        self._stood = own in self._read("still").decode().split()
 
     def _compiled_report(self) -> str:
         """Wait for the answers of all, and name those that gave none."""
@@ -264,8 +288,49 @@ class FailureDetector:
         if expected := [rank for rank in absent if rank not in started]:
             failed.append(f"ranks {number_ranges(expected)} had not arrived yet")
         if not failed:
-            failed = [*broken, "every rank still answers"]
+            failed = self._standstill(broken) or [*broken, "every rank still answers"]
         return f"{'; '.join(failed)}. Training stopped on all ranks."
+
+    def _standstill(self, broken: Sequence[str]) -> list[str]:
+        """Name the ranks that others have waited for in vain, if that is what their errors say."""
+        waits = [text for text in broken if _TIMED_OUT.search(text)]
+        if not waits:
+            return []
+        positions = {
+            rank: from_json(Position, text, source=f"rank {rank}") for rank, text in self._told("alive") if text
+        }
+        still = still_ranks(positions)
+        self._store.set("still", " ".join(map(str, still)))
+        stood = [self._stood_still(rank, positions[rank]) for rank in still[:_MAX_STILL_RANKS]]
+        if len(still) > _MAX_STILL_RANKS:
+            stood.append(f"{len(still) - _MAX_STILL_RANKS} more ranks stood still")
+        if not still:
+            stood = ["every rank still answers and waits for others: look at the network between them"]
+        return [*stood, waits[0]]
+
+    def _stood_still(self, rank: int, position: Position) -> str:
+        return (
+            f"{self.describe(rank)} stood still: {position.doing} for {position.unchanged_s:.0f} s, "
+            f"at {position.line}, and it waits for no other rank; look at its stack in its output, or raise "
+            "--distributed-timeout-minutes if it only needs longer"
+        )
+
+    def _activity(self) -> str:
+        """Return what the main thread does, and note since when."""
+        place, count = str(self.progress.place), self.progress.count
+        activity = f"{self.doing} ({place})" if place else self.doing
+        if (activity, count) != self._seen:
+            self._seen, self._seen_at_s = (activity, count), time.monotonic()
+        return activity
+
+    def _position(self) -> Position:
+        doing = self._activity()
+        return Position(
+            doing=doing,
+            unchanged_s=time.monotonic() - self._seen_at_s,
+            waits=self._main_is_ending.is_set() or main_thread_waits() or self.device_is_busy(),
+            line=main_thread_line(),
+        )
 
     def _answered(self, rank: int) -> bool:
         return any(self._has(f"{key}/{rank}") for key in ("alive", "done", "cause"))
@@ -304,6 +369,8 @@ class FailureDetector:
             return
         try:
             sys.stderr.write(f"hetero: rank {self._rank}: {message}\n")
+            if self._stood:
+                sys.stderr.write(f"rank {self._rank} stood still here:\n{main_thread_stack()}")
             sys.stderr.flush()
             sys.stdout.flush()
             if self._before_end is not None:

@@ -13,7 +13,7 @@ from itertools import chain
 import torch
 import torch.distributed as dist
 
-from hetero.distributed.timing import Start, Waitable
+from hetero.distributed.timing import Start, Waitable, wait_for_all
 from hetero.plan.ir import Stage
 from hetero.plan.reshard import Transfer, transfers_by_phase
 
@@ -30,8 +30,7 @@ class Pending:
 
     def wait(self) -> None:
         """Block until all is there (on NCCL: until the current stream is ordered behind it)."""
-        for work in self.works:
-            work.wait()
+        wait_for_all(self.works)
         for target, source in self.copies:
             target.copy_(source)
         self.works, self.tensors, self.copies = [], [], []
@@ -79,8 +78,7 @@ class Channel:
         element = torch.zeros(1, device=device)
         operations = [dist.P2POp(dist.isend, element, receiver, self._group) for receiver in receivers]
         operations += [dist.P2POp(dist.irecv, torch.empty_like(element), sender, self._group) for sender in senders]
-        for work in _start(operations):
-            work.wait()
+        wait_for_all(_start(operations))
 
     def send(self, microbatch_SBH: torch.Tensor, *, number: int) -> Pending:
         """Start sending slice ``number``, a part of ``microbatch_SBH``.

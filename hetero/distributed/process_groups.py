@@ -6,13 +6,15 @@ come to it as well. In a step, where receives are posted early, ranks would come
 one another for ever.
 """
 
-from collections.abc import Mapping
+import datetime
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 
 from hetero.distributed.p2p import Channel
+from hetero.distributed.standstill import StepProgress
 from hetero.distributed.timing import Timing
 from hetero.plan.communicators import BoundaryCommunicators, Communicator, PlanCommunicators
 from hetero.plan.ir import Placement, Plan, Ranks, Stage
@@ -62,6 +64,7 @@ class ParallelContext:
     hierarchical: the groups of those, by the ranks of a domain's holders or of a rail. No bucket's sum in one
         collective uses them, so that the two sorts of sums need no order among each other.
     timing: when things happen.
+    progress: where this rank is in a step.
     """
 
     plan: Plan
@@ -73,6 +76,7 @@ class ParallelContext:
     gradients: Mapping[Ranks, dist.ProcessGroup]
     hierarchical: Mapping[Ranks, dist.ProcessGroup] = field(default_factory=dict)
     timing: Timing = field(default_factory=Timing)
+    progress: StepProgress = field(default_factory=StepProgress)
 
     @property
     def groups(self) -> tuple[dist.ProcessGroup, ...]:
@@ -121,7 +125,7 @@ def create_groups(plan: Plan, *, device: torch.device, timing: Timing | None = N
     groups: dict[Communicator, dist.ProcessGroup] = {communicators.world: world}
     for each in communicators.ordered:
         if each not in groups:
-            groups[each] = dist.new_group(list(each.ranks), backend=backend)
+            groups[each] = create_group(each.ranks, backend=backend)
     context = ParallelContext(
         plan=plan,
         rank=rank,
@@ -135,6 +139,33 @@ def create_groups(plan: Plan, *, device: torch.device, timing: Timing | None = N
     )
     connect(context, communicators, groups)
     return context
+
+
+def create_group(
+    ranks: Sequence[int], *, backend: str | None = None, by_members_alone: bool = False
+) -> dist.ProcessGroup:
+    """Create a group whose members wait for one another as long as those of the world do.
+
+    Without a limit of its own torch gives a group 30 minutes, whatever the world has. Collective over the world, in the
+    same order on all ranks.
+
+    Args:
+        backend: that of its tensors' device; all of the world's, if ``None``.
+        by_members_alone: collective over ``ranks`` instead.
+    """
+    world = dist.group.WORLD
+    assert world is not None, "init_process_group comes first"
+    group: dist.ProcessGroup = dist.new_group(  # noqa: TID251  (the one place)
+        list(ranks), timeout=time_limit(world), backend=backend, use_local_synchronization=by_members_alone
+    )
+    return group
+
+
+def time_limit(group: dist.ProcessGroup) -> datetime.timedelta | None:
+    """Return how long the ranks of ``group`` wait for one another, ``None`` for a backend that knows no limit."""
+    options = getattr(group._get_backend(group._device_types[0]), "options", None)
+    limit: datetime.timedelta | None = getattr(options, "_timeout", None)
+    return limit
 
 
 def connect(context: ParallelContext, communicators: PlanCommunicators, groups: ProcessGroups) -> None:
@@ -190,7 +221,7 @@ def _stage_contexts(
     if not (placements := plan.placements(rank)):
         return ()
     # Also the tensor-parallel group of a rank that has no other, over which megatron-core's cross entropy reduces.
-    alone = dist.new_group([rank], backend=backend, use_local_synchronization=True)
+    alone = create_group([rank], backend=backend, by_members_alone=True)
     contexts = []
     for place in placements:
         r, s = place.replica, place.stage

@@ -7,6 +7,7 @@ written down within that minute, and end all ranks with one message.
 """
 
 import contextlib
+import threading
 from collections.abc import Iterable
 
 import torch
@@ -15,6 +16,9 @@ from torch._C._distributed_c10d import Backend
 from torch.distributed.distributed_c10d import _abort_process_group
 
 _CUDA = torch.device("cuda")
+
+_ANSWER_WITHIN_S = 1.0
+"""Time for CUDA to say whether a stream has work left; much less than a roll call takes."""
 
 SEEN_BY_WATCHDOG = {
     "TIMEOUT": "a collective or transfer over NCCL did not end within --distributed-timeout-minutes",
@@ -39,6 +43,24 @@ def _nccl_of(group: dist.ProcessGroup) -> Backend | None:
     except RuntimeError:
         return None  # It has none for CUDA.
     return backend if backend.name() == "nccl" else None
+
+
+def is_busy(device: torch.device) -> bool:
+    """Return whether ``device`` has work left that was given to it; ``False`` for the CPU.
+
+    NCCL's kernels wait on the device for other ranks, in the order of the stream that computes. The question waits for
+    nothing itself, but CUDA may hold it up while a launch of another thread waits for room, which is an answer too.
+    """
+    if device.type != "cuda":
+        return False
+    is_idle = threading.Event()
+
+    def ask() -> None:
+        if torch.cuda.default_stream(device).query():
+            is_idle.set()
+
+    threading.Thread(target=ask, name="device-is-busy", daemon=True).start()
+    return not is_idle.wait(_ANSWER_WITHIN_S)
 
 
 def leave_world(*, failed: bool) -> None:

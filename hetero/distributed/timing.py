@@ -4,7 +4,7 @@
 have, and to record what it did. The runtime calls them at the places where time passes, and knows no more of it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -23,6 +23,16 @@ class Waitable(Protocol):
     def wait(self) -> object: ...
 
     def is_completed(self) -> bool: ...
+
+
+def wait_for_all(works: Iterable[Waitable]) -> None:
+    """Wait for communication, one after the other.
+
+    The one place where a thread of a rank waits for what it has started: by it :mod:`.standstill` knows that the main
+    thread waits for other ranks.
+    """
+    for work in works:
+        work.wait()
 
 
 Start = Callable[[], Sequence[Waitable]]
@@ -88,8 +98,7 @@ class Timing:
 
     def wait_beside(self, works: Sequence[Waitable]) -> float:
         """Wait for communication in a thread beside the rank; when it was over."""
-        for work in works:
-            work.wait()
+        wait_for_all(works)
         return 0.0
 
     def host(self, kind: ActionKind, bucket: Bucket, *, after_s: float) -> AbstractContextManager[HostSpan]:

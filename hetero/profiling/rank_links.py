@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from pydantic import ConfigDict
 
+from hetero.distributed.process_groups import create_group
 from hetero.doctor.links import round_trip_s
 from hetero.errors import ConfigError
 from hetero.profiling.figures import rounded
@@ -108,7 +109,7 @@ def measure_transfers(
     """
     rank, wanted = dist.get_rank(), tasks(of_ranks)
     # Every rank makes every group, in one order.
-    groups = {ranks: dist.new_group(list(ranks)) for ranks in dict.fromkeys(task.ranks for task in wanted)}
+    groups = {ranks: create_group(ranks) for ranks in dict.fromkeys(task.ranks for task in wanted)}
     deadline = time.monotonic() + seconds
     found: list[MeasuredTransfer] = []
     for number, task in enumerate(wanted):

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hetero.distributed.process_groups import ParallelContext
+from hetero.distributed.timing import wait_for_all
 from hetero.plan.gradient_groups import Bucket, ShardSegment, by_number, gradient_buckets, gradient_scale
 from hetero.plan.ir import Placement, Stage
 from hetero.plan.sub_blocks import sub_blocks_of
@@ -241,11 +242,9 @@ def connect_buckets(buckets: Sequence[LocalBucket]) -> None:
     """
     shared = [local for local in buckets if local.is_shared]
     for local in shared:
-        for work in local.collectives.sum(local.gradients.to(local.device)):
-            work.wait()
+        wait_for_all(local.collectives.sum(local.gradients.to(local.device)))
     for local in reversed(shared):
-        for work in local.collectives.gather(local.weights.to(local.device)):
-            work.wait()
+        wait_for_all(local.collectives.gather(local.weights.to(local.device)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from hetero.distributed.timing import Waitable
+from hetero.distributed.timing import Waitable, wait_for_all
 
 Phase = Callable[[], Sequence[dist.Work]]
 """Starts collectives and returns what to wait for before the next phase."""
@@ -55,8 +55,7 @@ class _StreamRunner:
 
 def _run(phases: Sequence[Phase]) -> None:
     for phase in phases:
-        for work in phase():
-            work.wait()
+        wait_for_all(phase())
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from hetero.cost.simulation.stage_times import RankTimes
-from hetero.distributed.timing import Collective, Start, Timing, Waitable
+from hetero.distributed.timing import Collective, Start, Timing, Waitable, wait_for_all
 from hetero.plan.gradient_groups import Bucket
 from hetero.runtime.layer_choice import runs_cuda
 from hetero.schedule.actions import UPDATE, Action
@@ -127,8 +127,7 @@ class ComputeSeconds(Timing):
         return [_WaitedFor(self, work) for work in start()]
 
     def wait_beside(self, works: Sequence[Waitable]) -> float:
-        for work in works:
-            (work.work if isinstance(work, _WaitedFor) else work).wait()
+        wait_for_all(work.work if isinstance(work, _WaitedFor) else work for work in works)
         return 0.0
 
     @contextmanager

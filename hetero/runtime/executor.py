@@ -77,7 +77,9 @@ class Executor:
             self._activations.begin()
         self._set_aux_loss_scale(inputs)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._context.device)
+        progress = self._context.progress
         for action in self._order:
+            progress.at(action)
             stage = self._stages[action.stage]
             if action.kind in RECEIVE:
                 stage.post_receive(action)
@@ -87,18 +89,23 @@ class Executor:
                 loss = self._compute(stage, action, inputs)
                 if loss is not None:
                     loss_sum += loss
+        progress.at("last sends")
         for stage in self._stages.values():
             stage.finish_sends()
+        progress.at("sums of gradients")
         self._gather.finish()
         if self._trains:
             self._sums.finish()
+        progress.at("")
         return loss_sum
 
     def update(self, apply: Callable[[], None]) -> None:
         """UPDATE, which ``apply`` does, and the launch of all GATHERs behind it."""
+        self._context.progress.at(UPDATE)
         with self._context.timing.compute(UPDATE):
             apply()
         self._gather.start()
+        self._context.progress.at("")
 
     def _compute(self, stage: StageRunner, action: Action, inputs: StepInputs) -> torch.Tensor | None:
         """Returns what it adds to the loss, if it is the forward of a last stage."""

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from hetero.distributed.timing import Timing, Waitable
+from hetero.distributed.timing import Timing, Waitable, wait_for_all
 from hetero.errors import ScheduleError
 from hetero.runtime.buckets import LocalBucket
 from hetero.runtime.host_gradients import HostGradients
@@ -136,8 +136,7 @@ class GradientSync:
         for local in self._buckets:
             if not local.is_shared and local.number not in self._copied_alone:
                 local.collect_gradients()
-        for work in self._pending:
-            work.wait()
+        wait_for_all(self._pending)
         self._pending.clear()
         for local in self._buckets:
             local.return_gradients()

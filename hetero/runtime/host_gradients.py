@@ -25,7 +25,7 @@ from threading import Lock
 import torch
 
 from hetero.cost.stage_memory import GRADIENT_SLOTS
-from hetero.distributed.timing import Timing, Waitable
+from hetero.distributed.timing import Timing, Waitable, wait_for_all
 from hetero.plan.ir import Stage
 from hetero.runtime.buckets import LocalBucket
 from hetero.runtime.host_activations import HeldBytes
@@ -59,8 +59,7 @@ class _Launched:
     launched: "Future[Sequence[Waitable]]"
 
     def wait(self) -> object:
-        for work in self.launched.result():
-            work.wait()
+        wait_for_all(self.launched.result())
         return None
 
     def is_completed(self) -> bool:

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from hetero.distributed.process_groups import ParallelContext
+from hetero.distributed.timing import wait_for_all
 from hetero.plan.ir import Plan
 from hetero.plan.lowering import collective_options, evaluation_program, lower_rank
 from hetero.runtime.buckets import LocalBucket, NamedParameters, connect_buckets, local_buckets
@@ -329,7 +330,7 @@ class Trainer:
         @cache
         def loss_scale() -> torch.Tensor:
             if pending is not None:
-                pending.wait()
+                wait_for_all([pending])
             return self._loss_scale_of(total)
 
         return loss_scale

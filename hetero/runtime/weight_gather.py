@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from hetero.distributed.timing import Timing, Waitable
+from hetero.distributed.timing import Timing, Waitable, wait_for_all
 from hetero.runtime.buckets import LocalBucket
 from hetero.runtime.host_copies import host_copies
 from hetero.runtime.host_optimizer import HostArrival, HostOptimizer
@@ -172,8 +172,7 @@ class WeightGather:
     def _wait(self, number: int) -> None:
         if number in self._pending:
             local, works = self._pending.pop(number)
-            for work in works:
-                work.wait()
+            wait_for_all(works)
             local.return_weights()
 
     def _listen(
@@ -205,8 +204,7 @@ class _Launched:
     launched: "Future[Sequence[Waitable]]"
 
     def wait(self) -> object:
-        for work in self.launched.result():
-            work.wait()
+        wait_for_all(self.launched.result())
         return None
 
     def is_completed(self) -> bool:

@@ -19,7 +19,7 @@ from hetero.data.cost_models import plan_costs
 from hetero.distributed.failure_detector import FailureDetector
 from hetero.distributed.process_groups import ParallelContext, create_groups
 from hetero.distributed.rank_consensus import on_all_ranks
-from hetero.distributed.shutdown import nccl_error
+from hetero.distributed.shutdown import is_busy, nccl_error
 from hetero.emulation.ranks.setup import Emulation
 from hetero.errors import DeviceMemoryError
 from hetero.plan.batch_sizes import BatchSizes
@@ -104,6 +104,8 @@ def _pretrain(
     if timing is None and config.logging.stage_times_interval is not None:
         timing = compute_seconds(device, always=False)
     context = create_groups(plan, device=device, timing=timing)
+    detector.progress = context.progress
+    detector.device_is_busy = functools.partial(is_busy, device)
     detector.transport_error = functools.partial(nccl_error, context.groups)
     layers = layers_of_ranks(config, context)
     detector.doing = "building the model"

@@ -248,7 +248,7 @@ def test_a_rank_that_is_done_is_left_alone() -> None:
 
 def wait_too_long(rank: int, store: dist.Store) -> None:
     """Rank 1 computes for longer than rank 0's patience with a collective."""
-    impatient = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=2))
+    impatient = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=2))  # noqa: TID251
     with FailureDetector(store, rank=rank, world_size=2, options=OPTIONS) as detector:
         detector.wait_for_all()
         detector.describe = PLACES.__getitem__
@@ -257,12 +257,34 @@ def wait_too_long(rank: int, store: dist.Store) -> None:
         dist.all_reduce(torch.zeros(1), group=impatient)
 
 
-def test_a_timeout_is_told_as_it_is_when_nobody_is_lost() -> None:
-    slow_side, busy_side = end_of_ranks(wait_too_long, 2)
-    assert "every rank still answers. Training stopped on all ranks." in slow_side.stderr
-    assert busy_side.exit_code == EXIT_CODE
-    assert said_by(1, busy_side).startswith(f"hetero: rank 1: {PLACES[0]} failed with RuntimeError: ")
-    assert "imed out" in busy_side.stderr
+def test_a_timeout_names_the_rank_that_stood_still() -> None:
+    """Which lives and answers; it shows where it is, and all end with one message."""
+    waiting, still = end_of_ranks(wait_too_long, 2)
+    assert f"{PLACES[1]} stood still: joining for " in waiting.stderr
+    assert still.exit_code == EXIT_CODE
+    line = said_by(1, still)
+    assert line.startswith(f"hetero: rank 1: {PLACES[1]} stood still: joining for ")
+    assert " in wait_too_long, and it waits for no other rank; " in line
+    assert f"{PLACES[0]} failed with RuntimeError: " in line
+    assert "imed out" in line
+    assert "rank 1 stood still here:" in still.stderr
+    assert "time.sleep(20)" in still.stderr
+
+
+def wait_in_a_circle(rank: int, store: dist.Store) -> None:
+    """Each rank waits for a message of the other one."""
+    limit = datetime.timedelta(seconds=2)
+    impatient = dist.new_group([0, 1], timeout=limit)  # noqa: TID251
+    with FailureDetector(store, rank=rank, world_size=2, options=OPTIONS) as detector:
+        detector.wait_for_all()
+        detector.describe = PLACES.__getitem__
+        dist.recv(torch.zeros(1), src=1 - rank, group=impatient)
+
+
+def test_a_timeout_of_ranks_that_wait_for_one_another_accuses_none() -> None:
+    for ended in end_of_ranks(wait_in_a_circle, 2):
+        assert "every rank still answers and waits for others: look at the network between them" in ended.stderr
+        assert "stood still" not in ended.stderr
 
 
 def wait_for_a_device_that_waits(rank: int, store: dist.Store) -> None:
@@ -287,7 +309,7 @@ def test_what_a_library_has_seen_ends_all_although_no_rank_is_silent() -> None:
 
 def leave_with_receives_pending(rank: int, store: dist.Store) -> None:
     """Rank 0 fails while it waits for two messages that nobody sends; rank 1 is in the middle of another collective."""
-    pair = dist.new_group([0, 1])
+    pair = dist.new_group([0, 1])  # noqa: TID251
     if rank == 0:
         pending = [dist.irecv(torch.zeros(1), src=1, group=pair), dist.irecv(torch.zeros(1), src=1)]
         assert all(each is not None for each in pending)

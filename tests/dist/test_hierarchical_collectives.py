@@ -248,13 +248,13 @@ def test_every_rank_creates_the_groups_inside_and_between_domains_in_one_order()
 
 def created_groups(rank: int, made: Plan) -> list[tuple[int, ...]]:
     created: list[tuple[int, ...]] = []
-    new_group = dist.new_group
+    new_group = dist.new_group  # noqa: TID251
 
     def recording(ranks: list[int], *args: Any, **kwargs: Any) -> Any:
         if "use_local_synchronization" not in kwargs:
             created.append(tuple(ranks))
         return new_group(ranks, *args, **kwargs)
 
-    dist.new_group = recording
+    dist.new_group = recording  # noqa: TID251
     create_groups(made, device=torch.device("cpu"))
     return created

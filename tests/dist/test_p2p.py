@@ -43,7 +43,7 @@ def exchange(rank: int, here: Stage, after: Stage, num_samples: int) -> tuple[Bo
     ``rank`` received of each, checked to be the same in every hidden channel.
     """
     ranks = sorted(here.ranks + after.ranks)
-    directions = [(here, after, dist.new_group(ranks), 1), (after, here, dist.new_group(ranks), -1)]
+    directions = [(here, after, dist.new_group(ranks), 1), (after, here, dist.new_group(ranks), -1)]  # noqa: TID251
     size = min(s.micro_batch_size * s.dp for s in (here, after))
     received: list[dict[tuple[int, int], torch.Tensor]] = [{}, {}]
     under_way: list[Pending] = []

@@ -1,6 +1,8 @@
 """Groups of a plan: the same calls in the same order on every rank, as many as the plan has edges and holders."""
 
+import datetime
 import functools
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -9,7 +11,8 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 
-from hetero.distributed.process_groups import ParallelContext, backend_of_config, create_groups
+from hetero.checkpoint.writer import CheckpointWriter
+from hetero.distributed.process_groups import ParallelContext, backend_of_config, create_groups, time_limit
 from hetero.plan.communicators import PlanCommunicators
 from hetero.plan.ir import Plan
 from tests.helpers.models import gpt2_model, llama_model
@@ -38,11 +41,11 @@ Call = tuple[tuple[int, ...], bool, str]
 def recorded_groups(rank: int, plan: Plan) -> list[Call]:
     """Create the groups, with every call to torch noted down."""
     calls: list[Call] = []
-    new_group = dist.new_group
+    new_group = dist.new_group  # noqa: TID251
 
-    def recording(ranks: list[int], *, backend: str, use_local_synchronization: bool = False) -> Any:
+    def recording(ranks: list[int], *, backend: str, use_local_synchronization: bool = False, **others: Any) -> Any:
         calls.append((tuple(ranks), use_local_synchronization, backend))
-        return new_group(ranks, backend=backend, use_local_synchronization=use_local_synchronization)
+        return new_group(ranks, backend=backend, use_local_synchronization=use_local_synchronization, **others)
 
     with mock.patch.object(dist, "new_group", recording):
         create_groups(plan, device=CPU)
@@ -93,6 +96,23 @@ def test_groups_grow_with_edges_and_holders(num_replicas: int, num_stages: int) 
     world = num_stages > 1  # With one stage its holders are the world.
     counted = len(PlanCommunicators(uniform(num_replicas, num_stages)).ordered)
     assert counted == boundaries + holders + world
+
+
+def limits_of_groups(rank: int, plan: Plan, folder: Path) -> set[datetime.timedelta | None]:
+    """How long ranks wait for one another: in every group of a plan, and in that of its saves."""
+    context = create_groups(plan, device=CPU)
+    writer = CheckpointWriter(folder, world=context.world, start_step=0, keep_last=None, asynchronous=True)
+    alone = [] if context.work is None else [context.work.alone]
+    return {time_limit(group) for group in (*context.groups, *alone, writer._group)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit_s", [40, 2 * 3600])
+def test_every_group_waits_as_long_as_the_world(limit_s: int, tmp_path: Path) -> None:
+    """Torch gives groups half an hour, if nothing is said: longer than the one here, and shorter than the other."""
+    made = two_unlike_replicas()
+    limits = run_ranks(limits_of_groups, made.world_size, made, tmp_path / "saved", timeout_s=limit_s)
+    assert limits == [{datetime.timedelta(seconds=limit_s)}] * made.world_size
 
 
 @pytest.mark.slow

@@ -15,11 +15,12 @@ import functools
 import itertools
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -171,6 +172,7 @@ class FaultKind:
     problems: what is wrong with the outcome of a case, in words.
     limit_s: after the fault all ranks that can end have ended; without the slack of a busy machine.
     victim_ends: the rank comes to its end too.
+    has_idle_rank: a rank idles where another one is the victim; in the world's group it waits for every other rank.
     """
 
     happen: Callable[[], None]
@@ -178,6 +180,7 @@ class FaultKind:
     problems: Callable[[Outcome], list[str]]
     limit_s: Callable[[Patience], float] = lambda patience: patience.limit_s
     victim_ends: bool = True
+    has_idle_rank: bool = True
 
 
 def _lost_rank_problems(outcome: Outcome) -> list[str]:
@@ -193,16 +196,19 @@ def _lost_rank_problems(outcome: Outcome) -> list[str]:
     for rank in set(VICTIMS.values()) - {case.rank}:
         # Who is through with everything has no rank to wait for.
         if not (case.phase == "leaving" and outcome.exit_codes[rank] == 0):
-            problems += _end_problems(outcome, rank, names)
+            problems += _end_problems(outcome, rank, lambda line: any(name in line for name in names))
     return problems
 
 
 def _still_rank_problems(outcome: Outcome) -> list[str]:
     """Check that all ranks, the one that stood still included, end in time with exit code 3 and name that one."""
-    names = [f"rank {outcome.case.rank} "]
-    return _late_end(outcome) + [
-        problem for rank in range(WORLD_SIZE) for problem in _end_problems(outcome, rank, names)
-    ]
+    name = re.compile(rf"\brank {outcome.case.rank} \([^)]*\) stood still: ")
+
+    def names_it(line: str) -> bool:
+        return name.search(line) is not None
+
+    ends = [problem for rank in range(WORLD_SIZE) for problem in _end_problems(outcome, rank, names_it)]
+    return [*_late_end(outcome), *ends]
 
 
 def _late_end(outcome: Outcome) -> list[str]:
@@ -215,8 +221,8 @@ def _late_end(outcome: Outcome) -> list[str]:
     return [f"a rank ended after {outcome.last_end_s:.0f} s, the limit is {limit_s:.0f} s"]
 
 
-def _end_problems(outcome: Outcome, rank: int, names: Sequence[str]) -> list[str]:
-    """Check that ``rank`` ended with exit code 3 and one line that has one of ``names``."""
+def _end_problems(outcome: Outcome, rank: int, names_victim: Callable[[str], bool]) -> list[str]:
+    """Check that ``rank`` ended with exit code 3 and one line, which names the rank that the fault came to."""
     code, stderr = outcome.exit_codes[rank], outcome.stderr[rank]
     problems = []
     if code is None:
@@ -225,8 +231,8 @@ def _end_problems(outcome: Outcome, rank: int, names: Sequence[str]) -> list[str
         problems.append(f"rank {rank} ended with {code}")
     own = f"hetero: rank {rank}: "
     lines = [line.removeprefix(own) for line in stderr.splitlines() if line.startswith(own)]
-    if len(lines) != 1 or not any(name in lines[0] for name in names):
-        problems.append(f"rank {rank} did not name the rank: {' | '.join(lines) or stderr[-300:]!r}")
+    if len(lines) != 1 or not names_victim(lines[0]):
+        problems.append(f"rank {rank} did not name rank {outcome.case.rank}: {' | '.join(lines) or stderr[-300:]!r}")
     return problems
 
 
@@ -261,6 +267,7 @@ FAULTS: dict[str, FaultKind] = {
         phases=("step", "sum", "save"),
         problems=_still_rank_problems,
         limit_s=lambda patience: patience.still_limit_s,
+        has_idle_rank=False,
     ),
 }
 
@@ -286,14 +293,17 @@ def run_case(case: Case, base: Path) -> Outcome:
 
 
 def make_base(folder: Path) -> Path:
-    """A plan, and two steps under it, saved; returns the folder of checkpoints."""
+    """Make the plans of the cases, and two steps under the first of them, saved; returns the folder of checkpoints."""
     from hetero.serialization import save  # noqa: PLC0415
     from tests.helpers.commands import model_of  # noqa: PLC0415
     from tests.helpers.plans import plan, replica, stage  # noqa: PLC0415
 
     stages = [stage(layers=(i, i + 1), ranks=(i,)) for i in range(WORLD_SIZE - 1)]
+    last = stage(layers=(2, 3), ranks=(2, 3), tp=2)
     model = model_of([*_model_flags(micro_batch_size="1"), "--train-iters", "6"])
-    save(plan(model, [replica(*stages, num_samples=6)], idle_ranks=(WORLD_SIZE - 1,)), _plan_beside(folder))
+    idling = plan(model, [replica(*stages, num_samples=6)], idle_ranks=(WORLD_SIZE - 1,))
+    save(idling, _plan_of(folder, has_idle_rank=True))
+    save(plan(model, [replica(*stages[:2], last, num_samples=6)]), _plan_of(folder, has_idle_rank=False))
     outcome = run_case(Case("none", "kill", "first", patience=Patience(heartbeat_s=60.0, arrive_s=90.0)), folder)
     assert set(outcome.exit_codes) == {0}, outcome
     return folder
@@ -427,8 +437,9 @@ def _wait_for_others_as(patience: Patience) -> None:
 
 def _flags(case: Case, base: Path, folder: Path) -> list[str]:
     begins = case.phase == "none"
+    has_idle_rank = begins or FAULTS[case.fault].has_idle_rank or case.victim == "idle"
     return [
-        *_model_flags(hetero_plan=str(_plan_beside(base))),
+        *_model_flags(hetero_plan=str(_plan_of(base, has_idle_rank=has_idle_rank))),
         *("--num-workers", "2", "--train-iters", "6", "--save-interval", "2", "--eval-iters", "1"),
         *("--eval-interval", "2", "--save", str(base if begins else folder / "saved")),
         *(("--exit-interval", "2") if begins else ("--load", str(base))),
@@ -443,8 +454,8 @@ def _model_flags(**changes: str) -> list[str]:
     return command_line(num_layers="3", num_workers=None, train_iters=None, **changes)
 
 
-def _plan_beside(base: Path) -> Path:
-    return base.with_name("plan.json")
+def _plan_of(base: Path, *, has_idle_rank: bool) -> Path:
+    return base.with_name("idling.json" if has_idle_rank else "working.json")
 
 
 def _interrupt(module: str, function: str, number: int, fail: Callable[[], None]) -> None:

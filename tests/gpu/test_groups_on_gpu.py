@@ -43,7 +43,7 @@ def fail_with_a_receive_pending(rank: int, store: Any) -> None:
     os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
-    group = dist.new_group([0, 1], backend="nccl")
+    group = dist.new_group([0, 1], backend="nccl")  # noqa: TID251
     dist.all_reduce(torch.zeros(1, device=device), group=group)
     if rank == 0:
         (pending,) = dist.batch_isend_irecv([dist.P2POp(dist.irecv, torch.zeros(1, device=device), 1, group)])

@@ -75,3 +75,17 @@ def test_phases_follow_one_another_on_a_stream() -> None:
         assert torch.equal(values, torch.full_like(values, sum(4**i for i in range(1, 11))))
     finally:
         dist.destroy_process_group()
+
+
+def test_a_device_is_busy_until_its_work_is_done() -> None:
+    """By that a rank knows that its host does not hold the others up."""
+    from hetero.distributed.shutdown import is_busy  # noqa: PLC0415
+
+    device = torch.device("cuda", 0)
+    torch.cuda.synchronize(device)
+    assert not is_busy(device)
+    # Some seconds at the clock of any card.
+    torch.cuda._sleep(10_000_000_000)
+    assert is_busy(device)
+    torch.cuda.synchronize(device)
+    assert not is_busy(device)

@@ -150,7 +150,7 @@ def with_shared_memory(context: ParallelContext) -> ParallelContext:
 
     Every rank makes every group, its own or not: torch calls a group by how many the process has made.
     """
-    groups = {ranks: dist.new_group(list(ranks), backend=BACKEND) for ranks in PlanCommunicators(context.plan).tp}
+    groups = {ranks: dist.new_group(list(ranks), backend=BACKEND) for ranks in PlanCommunicators(context.plan).tp}  # noqa: TID251
 
     def group_of(work: StageContext) -> dist.ProcessGroup:
         return groups[tuple(dist.get_process_group_ranks(work.tp))] if work.stage.tp > 1 else work.tp

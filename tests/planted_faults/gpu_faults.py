@@ -130,8 +130,8 @@ GPU_FAULTS = (
         name="groups have all backends of the world",
         kind="wrong backend",
         file="hetero/distributed/process_groups.py",
-        find="groups[each] = dist.new_group(list(each.ranks), backend=backend)",
-        replace="groups[each] = dist.new_group(list(each.ranks), backend=None)",
+        find="groups[each] = create_group(each.ranks, backend=backend)",
+        replace="groups[each] = create_group(each.ranks, backend=None)",
         hints=("tests/dist/test_process_groups.py",),
     ),
     Fault(

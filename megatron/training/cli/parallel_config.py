@@ -125,7 +125,7 @@ class ParallelConfig:
     recompute_method, context_parallel_size, expert_model_parallel_size: of Megatron-LM's scripts, with one legal value.
     precision: as the flags say; ``None`` is the plan file's, or fp32.
     use_distributed_optimizer: as the flags say; false is the plan file's, or none.
-    timeout_minutes: for the ranks to arrive, and for a collective among ranks that all live.
+    timeout_minutes: longest wait of ranks for one another, for their arrival, and for a save that writes nothing.
     heartbeat_timeout_s: a rank that has been silent for so long is lost.
     """
 
@@ -273,7 +273,8 @@ class ParallelConfig:
         Flag("--distributed-backend", "Who moves tensors; without it nccl if CUDA is there.", one_of("gloo", "nccl")),
     )
     timeout_minutes: float = flag(
-        "Give up on a collective, or on a rank that does not arrive, after this time.",
+        "Longest time that ranks wait for one another: for a rank to arrive, in a collective or transfer of any group, "
+        "and for a save that writes nothing.",
         TIMEOUT_MINUTES,
         name="--distributed-timeout-minutes",
         default=10.0,

@@ -1,10 +1,22 @@
 """What counts as a checkpoint, and which are deleted."""
 
+import ctypes
+import errno
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from hetero.checkpoint.folder import find_checkpoint, keep_newest, latest_step, prepare, published_steps, read_state
+from hetero.checkpoint import folder as folder_module
+from hetero.checkpoint.folder import (
+    find_checkpoint,
+    fsync_in_parts,
+    keep_newest,
+    latest_step,
+    prepare,
+    published_steps,
+    read_state,
+)
 from hetero.errors import CheckpointError
 from tests.helpers.checkpoints import make_slices, plan_of, save_alone, state_of
 
@@ -66,3 +78,32 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="cannot be written"):
         prepare(tmp_path / "file" / "folder", start_step=0)
+
+
+@pytest.fixture
+def large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two parts and a half."""
+    monkeypatch.setattr(folder_module, "_PART_BYTES", 1000)
+    (path := tmp_path / "large").write_bytes(bytes(2500))
+    return path
+
+
+def test_a_large_file_says_how_much_of_it_is_on_the_disk(large_file: Path) -> None:
+    parts: list[None] = []
+    fsync_in_parts(large_file, lambda: parts.append(None))
+    assert len(parts) == 3
+
+
+@pytest.mark.parametrize(("number", "is_error"), [(errno.EIO, True), (errno.ENOSPC, True), (errno.ENOSYS, False)])
+def test_what_the_disk_says_of_a_part_is_heard(
+    number: int, is_error: bool, large_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel says it once. A file system that knows no parts has ``fsync``."""
+    library = SimpleNamespace(sync_file_range=lambda *_: -1)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: library)
+    monkeypatch.setattr(ctypes, "get_errno", lambda: number)
+    if is_error:
+        with pytest.raises(OSError, match=rf"\[Errno {number}\]"):
+            fsync_in_parts(large_file, lambda: None)
+    else:
+        fsync_in_parts(large_file, lambda: None)

@@ -46,7 +46,7 @@ def world() -> Iterator[None]:
         )
     CALLS.clear()
     dist.init_process_group(NAME, store=dist.HashStore(), rank=0, world_size=1)
-    dist.new_group([0], backend=NAME)
+    dist.new_group([0], backend=NAME)  # noqa: TID251
     yield
     if dist.is_initialized():
         dist.destroy_process_group()
