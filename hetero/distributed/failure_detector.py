@@ -296,9 +296,7 @@ class FailureDetector:
         waits = [text for text in broken if _TIMED_OUT.search(text)]
         if not waits:
             return []
-        positions = {
-            rank: from_json(Position, text, source=f"rank {rank}") for rank, text in self._told("alive") if text
-        }
+        positions = {rank: from_json(Position, text, source=f"rank {rank}") for rank, text in self._told("alive")}
         still = still_ranks(positions)
         self._store.set("still", " ".join(map(str, still)))
         stood = [self._stood_still(rank, positions[rank]) for rank in still[:_MAX_STILL_RANKS]]

@@ -251,7 +251,7 @@ def created_groups(rank: int, made: Plan) -> list[tuple[int, ...]]:
     new_group = dist.new_group  # noqa: TID251
 
     def recording(ranks: list[int], *args: Any, **kwargs: Any) -> Any:
-        if "use_local_synchronization" not in kwargs:
+        if not kwargs["use_local_synchronization"]:
             created.append(tuple(ranks))
         return new_group(ranks, *args, **kwargs)
 

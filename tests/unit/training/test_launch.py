@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hetero.distributed.failure_detector import FailureDetectorOptions
+from hetero.distributed.standstill import StepProgress
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
@@ -174,13 +175,16 @@ class LayersError(Exception):
     """The groups are made."""
 
 
-def test_the_failure_detector_asks_the_watchdogs_of_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_failure_detector_asks_the_watchdogs_of_all_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def layers_of_ranks(*_: object) -> None:
         raise LayersError
 
     monkeypatch.setattr(training, "agree_on_plan_and_tokenizer", lambda *_, **__: (None, None))
     monkeypatch.setattr(training, "build_datasets", lambda *_: (None, []))
-    monkeypatch.setattr(training, "create_groups", lambda *_, **__: SimpleNamespace(groups=("one", "two")))
+    context = SimpleNamespace(groups=("one", "two"), progress=StepProgress())
+    monkeypatch.setattr(training, "create_groups", lambda *_, **__: context)
     monkeypatch.setattr(training, "nccl_error", lambda groups: f"lost by {' and '.join(groups)}")
     monkeypatch.setattr(training, "layers_of_ranks", layers_of_ranks)
     detector, config = SimpleNamespace(transport_error=str), parse("")
@@ -189,6 +193,8 @@ def test_the_failure_detector_asks_the_watchdogs_of_all_groups(monkeypatch: pyte
     with pytest.raises(LayersError):
         training._pretrain(config, alone, torch.device("cpu"), detector, stop, elastic)  # type: ignore[arg-type]
     assert detector.transport_error() == "lost by one and two"
+    assert detector.progress is context.progress
+    assert not detector.device_is_busy()
 
 
 def test_nobody_asks_the_groups_once_they_are_destroyed(monkeypatch: pytest.MonkeyPatch) -> None:
