@@ -65,17 +65,34 @@ RUNTIME_FAULTS = (
         name="phases of a hierarchical sum do not wait for one another",
         kind="order",
         file="hetero/runtime/collective_sequencer.py",
-        find="            work.wait()",
-        replace="            work.is_completed()",
+        find="        wait_for_all(phase())",
+        replace="        phase()",
         hints=("tests/unit/runtime/test_collective_sequencer.py",),
+    ),
+    # Waits for other ranks.
+    Fault(
+        name="groups have torch's own time-out",
+        kind="missing limit",
+        file="hetero/distributed/process_groups.py",
+        find="timeout=time_limit(world), ",
+        replace="",
+        hints=("tests/dist/test_process_groups.py",),
+    ),
+    Fault(
+        name="a rank that waits for others counts as standing still",
+        kind="wrong report",
+        file="hetero/distributed/standstill.py",
+        find="        (rank for rank, position in positions.items() if not position.waits),",
+        replace="        positions,",
+        hints=("tests/unit/distributed/test_standstill.py",),
     ),
     # Weight gathers.
     Fault(
         name="gathered weights that shard edges cut stay in the buffer",
         kind="stale weight",
         file="hetero/runtime/weight_gather.py",
-        find="                work.wait()\n            local.return_weights()",
-        replace="                work.wait()",
+        find="            wait_for_all(works)\n            local.return_weights()",
+        replace="            wait_for_all(works)",
         hints=("tests/dist/test_layouts.py",),
     ),
     Fault(
