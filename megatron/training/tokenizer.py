@@ -23,23 +23,13 @@ from hetero.serialization import near_match, parse_json, read_bytes, read_text
 from hetero.spec.hugging_face.folder import hugging_face_folder
 from hetero.units import MIB
 from megatron.training.cli.value_types import TOKENIZER_FILES, TokenizerType, missing_tokenizer_file
+from megatron.training.end_of_document import EndOfDocument, find_end_of_document
 
 if TYPE_CHECKING:
     import sentencepiece
     import tokenizers
 
 TOKENIZER_TYPES: tuple[str, ...] = get_args(TokenizerType)
-
-END_OF_DOCUMENT_TOKENS = (
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "</s>",
-    "<eos>",
-    "<|end▁of▁sentence|>",
-    "<|eos|>",
-    "[EOS]",
-)
-"""Names under which published vocabularies keep the end of a document; the first that exists is taken."""
 
 MAX_VOCABULARY = 2**24
 """Sixty times the largest in use. A model has a row of weights for each id, whether a token has it or not."""
@@ -71,6 +61,10 @@ class Tokenizer(Protocol):
         """Id of the end of a document."""
 
     @property
+    def eod_origin(self) -> str:
+        """The end of a document and how it is known, for people."""
+
+    @property
     def unique_identifiers(self) -> dict[str, str | int]:
         """Part of the key of the dataset's index cache."""
 
@@ -88,6 +82,10 @@ class ByteLevelTokenizer:
     pad: ClassVar[int] = NO_TOKEN
     vocab_size: int = 257
     eod: int = 256
+
+    @property
+    def eod_origin(self) -> str:
+        return f"id {self.eod}, the one after the bytes"
 
     @property
     def unique_identifiers(self) -> dict[str, str | int]:
@@ -111,6 +109,10 @@ class NullTokenizer:
     @property
     def eod(self) -> int:
         return self.vocab_size - 1
+
+    @property
+    def eod_origin(self) -> str:
+        return f"id {self.eod}, the last one of --vocab-size"
 
     @property
     def unique_identifiers(self) -> dict[str, str | int]:
@@ -140,6 +142,8 @@ class HuggingFaceTokenizer:
 
     file: where it was read, for messages.
     digest: SHA-256 of the file. The cache key follows what the file says, not where it lies.
+    includes_special_tokens: each document gets the special tokens that the tokenizer's post-processor adds, of most
+        models a BOS; by default it does not.
     """
 
     pad: ClassVar[int] = NO_TOKEN
@@ -147,11 +151,25 @@ class HuggingFaceTokenizer:
     file: Path
     digest: str
     vocab_size: int
-    eod: int
+    end_of_document: EndOfDocument
+    includes_special_tokens: bool = False
+
+    @property
+    def eod(self) -> int:
+        return self.end_of_document.id
+
+    @property
+    def eod_origin(self) -> str:
+        return str(self.end_of_document)
 
     @property
     def unique_identifiers(self) -> dict[str, str | int]:
         return {"class": "HuggingFaceTokenizer", "sha256": self.digest}
+
+    def added_tokens(self) -> list[str]:
+        """Return the tokens that the post-processor adds to an empty document, whether or not they are included."""
+        with _naming(self.file, "cannot tokenize an empty text; is it the file of a whole tokenizer?"):
+            return list(self.model.encode("", add_special_tokens=True).tokens)
 
     def tokenize(self, text: str) -> list[int]:
         """The ids of a document.
@@ -160,13 +178,13 @@ class HuggingFaceTokenizer:
             ConfigError: the tokenizer has no token for a part of it, nor one for what it does not know.
         """
         with _naming(self.file, "cannot tokenize; is it the file of a whole tokenizer?"):
-            return self.model.encode(text, add_special_tokens=False).ids
+            return self.model.encode(text, add_special_tokens=self.includes_special_tokens).ids
 
     def detokenize(self, ids: Sequence[int]) -> str:
         return self.model.decode([i for i in ids if i != self.eod], skip_special_tokens=False)
 
     @classmethod
-    def load(cls, path: Path) -> "HuggingFaceTokenizer":
+    def load(cls, path: Path, *, includes_special_tokens: bool = False) -> "HuggingFaceTokenizer":
         """Read ``tokenizer.json``, or the file of that name in a folder or in the local cache of the hub.
 
         Raises:
@@ -185,7 +203,7 @@ class HuggingFaceTokenizer:
             model.no_truncation()
             model.no_padding()
             vocabulary = model.get_vocab(with_added_tokens=True)
-        return cls._of(model, vocabulary, file=file, content=text)
+        return cls._of(model, vocabulary, file=file, content=text, includes_special_tokens=includes_special_tokens)
 
     @classmethod
     def of_gpt2_files(cls, vocab_file: Path, merge_file: Path) -> "HuggingFaceTokenizer":
@@ -208,19 +226,27 @@ class HuggingFaceTokenizer:
 
     @classmethod
     def _of(
-        cls, model: "tokenizers.Tokenizer", vocabulary: Mapping[str, int], *, file: Path, content: str
+        cls,
+        model: "tokenizers.Tokenizer",
+        vocabulary: Mapping[str, int],
+        *,
+        file: Path,
+        content: str,
+        includes_special_tokens: bool = False,
     ) -> "HuggingFaceTokenizer":
         # The count would be too small where ids have gaps.
         vocab_size = max(vocabulary.values(), default=-1) + 1
         if vocab_size > MAX_VOCABULARY:
             token = max(vocabulary, key=vocabulary.__getitem__)
             raise ConfigError(f"{file}: token {token!r} has the id {vocab_size - 1}, must be below {MAX_VOCABULARY}")
+        special_tokens = {token.content for token in model.get_added_tokens_decoder().values() if token.special}
         return cls(
             model=model,
             file=file,
             digest=hashlib.sha256(content.encode("utf-8")).hexdigest(),
             vocab_size=vocab_size,
-            eod=_end_of_document(file, model),
+            end_of_document=find_end_of_document(file, vocabulary, special_tokens),
+            includes_special_tokens=includes_special_tokens,
         )
 
 
@@ -241,6 +267,10 @@ class SentencePieceTokenizer:
     vocab_size: int
     eod: int
     bos: int | None
+
+    @property
+    def eod_origin(self) -> str:
+        return f"{self.model.id_to_piece(self.eod)!r} (id {self.eod}), the EOS of {self.file.name}"
 
     @property
     def unique_identifiers(self) -> dict[str, str | int]:
@@ -299,6 +329,7 @@ def build_tokenizer(
     vocab_size: int | None,
     vocab_file: Path | None = None,
     merge_file: Path | None = None,
+    includes_special_tokens: bool = False,
 ) -> Tokenizer:
     """Build the tokenizer that the flags ask for.
 
@@ -307,6 +338,7 @@ def build_tokenizer(
         tokenizer_model: a ``tokenizer.json``, a SentencePiece model, or a folder with one.
         vocab_size: the model's; ``NullTokenizer`` has no other, the rest must fit into it.
         vocab_file, merge_file: of ``GPT2BPETokenizer``.
+        includes_special_tokens: of ``HuggingFaceTokenizer``, see there.
 
     Raises:
         ConfigError: an unknown type, a missing or superfluous flag, or a vocabulary that the model cannot hold.
@@ -325,7 +357,9 @@ def build_tokenizer(
     if vocab_file is not None and merge_file is not None:
         tokenizer = HuggingFaceTokenizer.of_gpt2_files(vocab_file, merge_file)
     elif tokenizer_type == "HuggingFaceTokenizer":
-        tokenizer = HuggingFaceTokenizer.load(Path(str(tokenizer_model)))
+        tokenizer = HuggingFaceTokenizer.load(
+            Path(str(tokenizer_model)), includes_special_tokens=includes_special_tokens
+        )
     elif tokenizer_model is not None:
         tokenizer = SentencePieceTokenizer.load(Path(tokenizer_model), asked_by=tokenizer_type)
     elif tokenizer_type == "NullTokenizer":
@@ -417,14 +451,3 @@ def _naming(file: Path, problem: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise ConfigError(f"{file}: {problem}: {error}") from None
-
-
-def _end_of_document(file: Path, model: "tokenizers.Tokenizer") -> int:
-    for name in END_OF_DOCUMENT_TOKENS:
-        token = model.token_to_id(name)
-        if token is not None:
-            return int(token)
-    raise ConfigError(
-        f"{file}: the vocabulary has no end of document, looked for {', '.join(END_OF_DOCUMENT_TOKENS)}; "
-        "add one of them to its added_tokens"
-    )

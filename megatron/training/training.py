@@ -93,6 +93,8 @@ def _pretrain(
     detector.doing = "agreeing on the plan"
     plan, tokenizer = agree_on_plan_and_tokenizer(config, device, given=elastic.plan)
     detector.describe = functools.partial(describe_rank, plan)
+    if launch.rank == 0 and config.data.eod_mask_loss:
+        print(f"--eod-mask-loss leaves out the end of a document: {tokenizer.eod_origin}", flush=True)
     emulation = None
     if config.emulation is not None:
         emulation = start_emulation(config, plan, tokenizer, present=elastic.present)

@@ -1,11 +1,12 @@
 """Trains tokenizers of each kind on one sentence."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import sentencepiece
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 
 def write_tokenizer(folder: Path, *special: str) -> Path:
@@ -22,6 +23,23 @@ def write_tokenizer(folder: Path, *special: str) -> Path:
     model.train_from_iterator(["to be or not to be, that is the question"] * 4, trainer)
     model.enable_truncation(3)
     model.enable_padding(length=8)
+    model.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+def write_word_level(folder: Path, *, special: Sequence[str], words: Sequence[str], begin: str = "") -> Path:
+    """A tokenizer of whole words with ids from 0 on, special tokens first, as ``folder/tokenizer.json``.
+
+    begin: the special token that its post-processor puts in front of each text.
+    """
+    vocabulary = {token: i for i, token in enumerate([*special, *words])}
+    model = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    model.add_special_tokens(list(special))
+    if begin:
+        model.post_processor = processors.TemplateProcessing(
+            single=f"{begin} $A", special_tokens=[(begin, vocabulary[begin])]
+        )
     model.save(str(folder / "tokenizer.json"))
     return folder / "tokenizer.json"
 

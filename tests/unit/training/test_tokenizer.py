@@ -6,10 +6,11 @@ import pytest
 import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
+from megatron.core.tokenizers.text.libraries.huggingface_tokenizer import HuggingFaceTokenizer as MegatronsTokenizer
 
 from hetero.errors import ConfigError
 from megatron.training.tokenizer import Tokenizer, _naming, build_tokenizer
-from tests.helpers.small_tokenizers import write_gpt2, write_sentencepiece, write_tokenizer
+from tests.helpers.small_tokenizers import write_gpt2, write_sentencepiece, write_tokenizer, write_word_level
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 
@@ -209,6 +210,24 @@ def test_a_panic_of_the_library_is_an_error_and_an_interrupt_is_not() -> None:
 def test_vocabulary_without_end_of_document_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no end of document, looked for <\|endoftext\|>"):
         hugging_face(write_tokenizer(tmp_path, "<pad>"))
+
+
+@pytest.mark.parametrize("includes_special_tokens", [False, True])
+def test_special_tokens_are_included_as_in_megatron(tmp_path: Path, includes_special_tokens: bool) -> None:
+    write_word_level(tmp_path, special=["<unk>", "<bos>", "<eos>"], words=["to", "be"], begin="<bos>")
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>"}'
+    )
+    ours = build_tokenizer(
+        tokenizer_type="HuggingFaceTokenizer",
+        tokenizer_model=str(tmp_path),
+        vocab_size=None,
+        includes_special_tokens=includes_special_tokens,
+    )
+    megatrons = MegatronsTokenizer(str(tmp_path), include_special_tokens=includes_special_tokens)
+    assert ours.tokenize("to be") == megatrons.text_to_ids("to be")
+    assert ours.tokenize("to be") == ([1, 3, 4] if includes_special_tokens else [3, 4])
+    assert hugging_face(tmp_path).tokenize("to be") == [3, 4]
 
 
 def test_null_tokenizer_keeps_to_the_vocabulary_it_is_given() -> None:
