@@ -1,6 +1,7 @@
 """Reads command lines, and says in one line what is wrong with one: the flag, its value, what it takes."""
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,9 +103,7 @@ class Parser(argparse.ArgumentParser):
         Raises:
             ConfigError: a flag or a value is wrong, or one is missing.
         """
-        if args is None:
-            return super().parse_known_args(args, namespace)
-        words = list(args)
+        words = list(sys.argv[1:] if args is None else args)
         own = words.index("--") if "--" in words else len(words)
         self._check_flags(words[:own])
         if own == len(words) or self.get_default("flags") is None:

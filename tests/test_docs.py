@@ -15,6 +15,7 @@ from hetero.spec import shipped_devices
 from hetero.spec.devices import DeviceType
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from megatron.training.cli.config import FLAGS
+from megatron.training.cli.preprocess_flags import IGNORED_PREPROCESS_FLAGS, REFUSED_PREPROCESS_FLAGS
 from megatron.training.cli.unsupported import UNSUPPORTED_FLAGS
 from megatron.training.cli.without_effect import WITHOUT_EFFECT
 from tests.helpers import flag_table
@@ -111,8 +112,9 @@ def test_paths_exist(page: Path) -> None:
     assert missing == []
 
 
-def test_the_table_of_flags_is_that_of_the_code() -> None:
-    assert flag_table.written() == flag_table.flag_table(), "run python -m tests.helpers.flag_table"
+@pytest.mark.parametrize("begin", flag_table.TABLES)
+def test_the_tables_of_flags_are_those_of_the_code(begin: str) -> None:
+    assert flag_table.written(begin) == flag_table.TABLES[begin](), "run python -m tests.helpers.flag_table"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -134,9 +136,9 @@ def is_defined(dotted: str) -> bool:
 @cache
 def known_flags() -> frozenset[str]:
     """Those of training, supported or not, and those that the sources and scripts declare: a text that is one flag."""
-    known = (
-        {name for flag in FLAGS for name in flag.names} | set(UNSUPPORTED_FLAGS) | set(WITHOUT_EFFECT) | FOREIGN_FLAGS
-    )
+    known = {name for flag in FLAGS for name in flag.names} | FOREIGN_FLAGS
+    for table in (UNSUPPORTED_FLAGS, WITHOUT_EFFECT, REFUSED_PREPROCESS_FLAGS, IGNORED_PREPROCESS_FLAGS):
+        known.update(table)
     paths = [path for folder in SOURCE_FOLDERS for path in (ROOT / folder).rglob("*.py")]
     for path in with_words((path for path in paths if not path.name.startswith("test_")), '"--', "'--"):
         texts = (node.value for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if is_text(node))

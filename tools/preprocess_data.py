@@ -37,17 +37,17 @@ from hetero.distributed.helper_processes import leave_ctrl_c_to_parent
 from hetero.errors import ConfigError, HeteroError
 from hetero.progress import WorkProgress
 from hetero.units import MIB
+from megatron.training.cli.preprocess_flags import take_out_megatron_flags
 from megatron.training.documents import (
-    FileRange,
-    InputFormat,
+    FoundInput,
     Piece,
-    RecordPlace,
     check_keys,
     cut_into_chunks,
     find_input,
     records_of,
 )
-from megatron.training.tokenizer import TOKENIZER_TYPES, Tokenizer, build_tokenizer
+from megatron.training.input_formats import InputFormat
+from megatron.training.tokenizer import TOKENIZER_TYPES, HuggingFaceTokenizer, Tokenizer, build_tokenizer
 
 CHUNK_BYTES = 4 * MIB
 """Documents of one task at most: enough that handing it over costs nothing, so few that memory stays small."""
@@ -55,7 +55,10 @@ CHUNK_BYTES = 4 * MIB
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """What every worker has to know. Hashable: it is the key under which a process keeps its tokenizer."""
+    """What every worker has to know. Hashable: it is the key under which a process keeps its tokenizer.
+
+    includes_special_tokens: ``None`` if no flag says so, which leaves them out.
+    """
 
     tokenizer_type: str
     tokenizer_model: str | None
@@ -64,18 +67,8 @@ class Recipe:
     vocab_size: int | None
     json_keys: tuple[str, ...]
     append_eod: bool
+    includes_special_tokens: bool | None
     skip_bad: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BadRecord:
-    """A document that cannot be used."""
-
-    place: RecordPlace
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.place}: {self.reason}"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -88,12 +81,12 @@ class Tokens:
 
 @dataclass(kw_only=True, slots=True)
 class Counts:
-    """What has been read so far, and what of it was left out."""
+    """What has been read so far, and what of it was left out. ``first_bad`` says where that is, and why."""
 
     num_bytes: int = 0
     num_empty: int = 0
     num_bad: int = 0
-    first_bad: BadRecord | None = None
+    first_bad: str = ""
 
     def add(self, other: "Counts") -> None:
         self.num_bytes += other.num_bytes
@@ -114,7 +107,7 @@ def tokenize_chunk(recipe: Recipe, chunk: tuple[Piece, ...]) -> tuple[dict[str, 
             # White space alone is no text: tokens of it, and an end of document, would be a sample of nothing.
             documents = {key: tokenizer.tokenize(text) if text.strip() else [] for key, text in texts.items()}
         except ConfigError as error:
-            counts.add(Counts(num_bad=1, first_bad=BadRecord(place=record.place, reason=str(error))))
+            counts.add(Counts(num_bad=1, first_bad=f"{record.place}: {error}"))
             if recipe.skip_bad:
                 continue
             break
@@ -184,38 +177,39 @@ class DatasetWriter:
 
 def preprocess(
     recipe: Recipe,
-    files: Sequence[FileRange],
+    found: FoundInput,
     *,
     output_prefix: str,
     overwrite: bool,
     workers: int,
     chunk_bytes: int,
 ) -> list[str]:
-    """Tokenize ``files`` into one dataset per key and return a line about each.
+    """Tokenize the input into one dataset per key and return a line about each. Prints what the input is read as.
 
     Raises:
         ConfigError: a bad document (the first in input order), nothing to write, or output that exists.
     """
-    check_keys(files, recipe.json_keys)
+    check_keys(found.files, recipe.json_keys)
     # A tokenizer that cannot be read, and output that is there, are told before torch is imported.
-    vocab_size = _tokenizer(recipe).vocab_size
+    tokenizer = _tokenizer(recipe)
     prefixes = {key: f"{output_prefix}_{key}_document" for key in recipe.json_keys}
     for prefix in prefixes.values():
         _check_may_write(prefix, overwrite=overwrite)
-    counts = Counts()
-    num_bytes = sum(file.num_bytes for file in files)
+    print("\n".join([*found.summary(), *_tokens_around(recipe, tokenizer)]), flush=True)
+    counts = Counts(num_bad=len(found.left_out), first_bad=next(iter(found.left_out), ""))
+    num_bytes = sum(file.num_bytes for file in found.files)
     with contextlib.ExitStack() as stack:
         progress = stack.enter_context(WorkProgress("tokenizing", total=num_bytes, text="loading megatron-core"))
-        dtype = _indexed_dataset().DType.optimal_dtype(vocab_size)
+        dtype = _indexed_dataset().DType.optimal_dtype(tokenizer.vocab_size)
         start_s = time.monotonic()
         progress.show(0, _done(0, 0, num_bytes))
         writers = {key: stack.enter_context(DatasetWriter(prefix, dtype=dtype)) for key, prefix in prefixes.items()}
-        cut = cut_into_chunks(files, keys=recipe.json_keys, chunk_bytes=chunk_bytes)
+        cut = cut_into_chunks(found.files, keys=recipe.json_keys, chunk_bytes=chunk_bytes)
         chunks = _tokenized(recipe, cut, workers=workers)
         stack.enter_context(contextlib.closing(chunks))
         for tokens, chunk_counts in chunks:
             counts.add(chunk_counts)
-            if counts.first_bad is not None and not recipe.skip_bad:
+            if counts.first_bad and not recipe.skip_bad:
                 raise ConfigError(f"{counts.first_bad} (--skip-bad leaves such documents out)")
             for key, writer in writers.items():
                 writer.add(tokens[key])
@@ -235,17 +229,23 @@ def preprocess(
 def main(argv: Sequence[str] | None = None) -> int:
     """0, or 2 when the input or a flag is wrong, 130 when interrupted; either way no output has been touched."""
     try:
-        flags = _parser().parse_args(argv)
+        flags = _parse(sys.argv[1:] if argv is None else argv)
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
     given = {field.name: getattr(flags, field.name) for field in dataclasses.fields(Recipe)}
     recipe = Recipe(**given | {"json_keys": tuple(dict.fromkeys(flags.json_keys))})
     try:
-        files = find_input(flags.input, input_format=flags.input_format, pattern=flags.pattern)
+        found = find_input(
+            flags.input,
+            input_format=flags.input_format,
+            pattern=flags.pattern,
+            keys=recipe.json_keys,
+            skip_bad=recipe.skip_bad,
+        )
         lines = preprocess(
             recipe,
-            files,
+            found,
             output_prefix=flags.output_prefix,
             overwrite=flags.overwrite,
             workers=flags.workers,
@@ -261,6 +261,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line; prints which of Megatron-LM's flags have no effect.
+
+    Raises:
+        UsageError: a flag or a value is wrong.
+    """
+    parser = _parser()
+    words, notes, problems = take_out_megatron_flags(argv)
+    if problems:
+        parser.error("; ".join(problems))
+    flags: argparse.Namespace = parser.parse_args(words)
+    if flags.includes_special_tokens and flags.tokenizer_type != "HuggingFaceTokenizer":
+        notes["--tokenizer-hf-include-special-tokens"] = "only HuggingFaceTokenizer reads it"
+    for reason in dict.fromkeys(notes.values()):
+        names = [name for name, why in notes.items() if why == reason]
+        print(f"without effect: {', '.join(names)}: {reason}", flush=True)
+    return flags
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="preprocess_data.py", description="Tokenize text into Megatron's .bin and .idx files.")
     parser.add_argument("--input", nargs="+", required=True, metavar="PATH", help="files, globs or folders")
@@ -268,9 +287,9 @@ def _parser() -> argparse.ArgumentParser:
         "--input-format",
         choices=get_args(InputFormat),
         default="auto",
-        help="jsonl: a JSON object per line; parquet: a row per document; text: a document per file; auto (default): "
-        "by suffix, and a .json file is jsonl if its first line is an object. Any but parquet may be compressed, as "
-        ".gz, .bz2, .xz or .zst",
+        help="jsonl: a JSON object per line; json: objects over several lines, or an array of them; parquet: a row per "
+        "document; text: a document per file; auto (default): by the content of each file. Any but parquet may be "
+        "compressed by gzip, bzip2, xz or zstd, whatever its name",
     )
     parser.add_argument(
         "--pattern", default="*", help="files to take from folders, at any depth, hidden ones never; e.g. '*.py'"
@@ -282,7 +301,13 @@ def _parser() -> argparse.ArgumentParser:
         "--output-prefix", required=True, help="writes PREFIX_KEY_document.bin and .idx for each key, 'text' by default"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace output that exists")
-    parser.add_argument("--tokenizer-type", required=True, choices=TOKENIZER_TYPES)
+    parser.add_argument(
+        "--tokenizer-type",
+        required=True,
+        choices=TOKENIZER_TYPES,
+        help="HuggingFaceTokenizer reads the tokenizer.json of any model; the three with SentencePiece models, GPT-2's "
+        "two files, bytes as tokens, and text that is numbers already",
+    )
     parser.add_argument(
         "--tokenizer-model", help="a tokenizer.json or a SentencePiece model, or the folder that has it"
     )
@@ -291,8 +316,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--vocab-size", type=int, help="ids of NullTokenizer; a limit for the others")
     parser.add_argument("--append-eod", action="store_true", help="end every document with the end-of-document token")
     parser.add_argument(
+        "--tokenizer-hf-include-special-tokens",
+        dest="includes_special_tokens",
+        action="store_true",
+        default=None,
+        help="HuggingFaceTokenizer: add the tokens of its post-processor to each document, as most a BOS at the start",
+    )
+    parser.add_argument(
+        "--tokenizer-hf-no-include-special-tokens",
+        dest="includes_special_tokens",
+        action="store_false",
+        help="HuggingFaceTokenizer: do not add them (default, and a line says which are left out)",
+    )
+    parser.add_argument(
         "--skip-bad", action="store_true", help="leave out what is not UTF-8, not JSON or lacks a text, and count it"
     )
+    parser.add_argument("--dataset-impl", choices=["mmap"], help="accepted for Megatron-LM's scripts")
     parser.add_argument(
         "--workers", type=whole_number(1, 1024), default=os.cpu_count() or 1, help="processes (default: all cores)"
     )
@@ -303,7 +342,8 @@ def _parser() -> argparse.ArgumentParser:
 def _tokenizer(recipe: Recipe) -> Tokenizer:
     """Built once per process: far too large to travel with every task."""
     names = ("tokenizer_type", "tokenizer_model", "vocab_size", "vocab_file", "merge_file")
-    return build_tokenizer(**{name: getattr(recipe, name) for name in names})
+    given = {name: getattr(recipe, name) for name in names}
+    return build_tokenizer(**given, includes_special_tokens=bool(recipe.includes_special_tokens))
 
 
 @functools.cache
@@ -351,6 +391,24 @@ def _done(num_documents: int, num_bytes: int, total_bytes: int, elapsed_s: float
     """What has been done, for :class:`WorkProgress`; bytes are those of the input as it lies on the disk."""
     rate = num_bytes / 1e6 / elapsed_s if elapsed_s else 0.0
     return f"{num_documents:,} documents, {num_bytes / 1e6:,.1f}/{total_bytes / 1e6:,.1f} MB, {rate:,.1f} MB/s"
+
+
+def _tokens_around(recipe: Recipe, tokenizer: Tokenizer) -> list[str]:
+    """Say which tokens begin and end documents, as far as that is not plain from the flags."""
+    lines = []
+    if recipe.append_eod:
+        lines.append(f"end of document: {tokenizer.eod_origin}")
+    added = tokenizer.added_tokens() if isinstance(tokenizer, HuggingFaceTokenizer) else []
+    shown = ", ".join(map(repr, added))
+    if added and recipe.includes_special_tokens is None:
+        lines.append(
+            f"documents are without {shown}, which Megatron-LM's HuggingFaceTokenizer adds by default; "
+            "--tokenizer-hf-include-special-tokens adds it, --tokenizer-hf-no-include-special-tokens silences this line"
+        )
+    if added and recipe.includes_special_tokens:
+        twice = recipe.append_eod and tokenizer.tokenize("")[-1] == tokenizer.eod
+        lines.append(f"documents have {shown} added{', so that the end of document is there twice' if twice else ''}")
+    return lines
 
 
 def _check_not_empty(writers: dict[str, DatasetWriter], counts: Counts) -> None:

@@ -1,30 +1,32 @@
-"""Reads documents out of text files, JSON lines and Parquet, compressed or not, piece by piece and in order.
+"""Reads documents out of text files, JSON and Parquet, compressed or not, piece by piece and in order.
 
 A JSONL file that is not compressed is cut into ranges of bytes, which workers read by themselves. What can only be
-read from the front, a compressed file or Parquet, is read by the process that hands out the pieces, and travels with
-them. Either way no more than some pieces are in memory.
+read from the front, a compressed file, Parquet or JSON that is not in lines, is read by the process that hands out the
+pieces, and travels with them. Either way no more than some pieces are in memory.
 """
 
-import bz2
-import gzip
-import lzma
 import re
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from io import BufferedReader
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, BinaryIO, Literal, Protocol
+from typing import Any, BinaryIO
 
 from hetero.errors import ConfigError
 from hetero.extras import require
 from hetero.serialization import parse_json
 from hetero.units import MIB
-
-MAX_LINE_BYTES = 1024 * MIB
-"""Of JSONL, or of a text file. What has more is no document but a list of them, or no text."""
+from megatron.training.compression import unpacked
+from megatron.training.input_formats import (
+    BYTE_ORDER_MARK,
+    FORMAT_NAMES,
+    MAX_LINE_BYTES,
+    Format,
+    InputFormat,
+    look_at,
+    missing_key,
+)
+from megatron.training.json_objects import json_objects
 
 FIRST_CHUNK_BYTES = MIB // 16
 """Chunks grow from it with what has been handed out, so that the first ones are through within the first second."""
@@ -35,11 +37,11 @@ _GROWTH = 16
 _ROWS = 1024
 """Of Parquet that are decoded at a time."""
 
-Format = Literal["jsonl", "text", "parquet"]
-InputFormat = Literal["auto", "jsonl", "text", "parquet"]
+_MAX_SUFFIXES = 5
+"""Suffixes of files that a line about them counts one by one."""
 
-PACKINGS: Mapping[str, str] = MappingProxyType({".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"})
-"""By suffix, how a file is compressed."""
+_RECORDS = {"json": "object", "parquet": "row"}
+"""What a record is called where it is no line."""
 
 # JSON can escape half of a surrogate pair, which is no text.
 _HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
@@ -49,7 +51,7 @@ _HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
 class FileRange:
     """A file of documents, or the lines of a plain JSONL file that start in bytes ``[start, end)``.
 
-    packing: how it is compressed, one of :data:`PACKINGS`' values; empty if it is not.
+    packing: how it is compressed, one of :data:`~megatron.training.compression.PACKINGS`; empty if it is not.
     """
 
     path: Path
@@ -86,7 +88,7 @@ class RecordPlace:
     """Where a record is, for messages.
 
     offset: where its line starts in a plain file, in bytes.
-    number: of its line or row, from 1; ``None`` if the lines before it have to be counted.
+    number: of its line, object or row, from 1; ``None`` if the lines before it have to be counted.
     """
 
     span: FileRange
@@ -100,7 +102,7 @@ class RecordPlace:
         if number is None:
             with span.path.open("rb") as file:
                 number = 1 + _count_newlines(file, self.offset)
-        return f"{span.path}, {'row' if span.format == 'parquet' else 'line'} {number}"
+        return f"{span.path}, {_RECORDS.get(span.format, 'line')} {number}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,12 +125,14 @@ class Record:
             text = _decoded(content)
             if self.place.span.format == "text":
                 return {"text": text}
+            if not text.strip():  # a line with nothing but a byte order mark
+                return dict.fromkeys(keys, "")
             content = parse_json(text.rstrip(), source="", allow_nan=True)
         if not isinstance(content, dict):
             raise ConfigError(f"not a JSON object but {type(content).__name__}")
         for key in keys:
             if key not in content:
-                raise ConfigError(f"no key {key!r}, its keys are {', '.join(map(repr, content)) or 'none'}")
+                raise ConfigError(missing_key(key, content))
             if not isinstance(content[key], str):
                 raise ConfigError(f"key {key!r} is not a text but {type(content[key]).__name__}")
             if _HALF_A_CHARACTER.search(content[key]):
@@ -136,14 +140,55 @@ class Record:
         return {key: content[key] for key in keys}
 
 
-def find_input(inputs: Sequence[str], *, input_format: InputFormat, pattern: str) -> list[FileRange]:
-    """Every input file as one range: in the order given, those of a folder or a glob by name, none of them twice.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundInput:
+    """The input files, each as one range, and why others are left out."""
+
+    files: tuple[FileRange, ...]
+    left_out: tuple[str, ...] = ()
+
+    def summary(self) -> list[str]:
+        """Return a line for each format, with the suffixes of the files that are read as it."""
+        groups: dict[str, list[Path]] = defaultdict(list)
+        for file in self.files:
+            groups[f"{FORMAT_NAMES[file.format]}{file.packing and f', {file.packing}'}"].append(file.path)
+        return [f"read as {name}: {_described(paths)}" for name, paths in groups.items()]
+
+
+def find_input(
+    inputs: Sequence[str],
+    *,
+    input_format: InputFormat,
+    pattern: str,
+    keys: tuple[str, ...] = ("text",),
+    skip_bad: bool = False,
+) -> FoundInput:
+    """Find every input file: in the order given, those of a folder or a glob by name, none of them twice.
+
+    Args:
+        keys: of the texts in a record.
+        skip_bad: leave out files that have no documents that could be read.
 
     Raises:
-        ConfigError: something matches no file, or a format needs a package that is not installed.
+        ConfigError: something matches no file, a file has no documents that could be read, or its first record lacks
+            a text; or a format needs a package that is not installed.
     """
-    paths = dict.fromkeys(path for item in inputs for path in _expand(item, pattern))
-    return [_whole(path, input_format) for path in paths]
+    files, left_out = [], []
+    for path in dict.fromkeys(path for item in inputs for path in _expand(item, pattern)):
+        content = look_at(path, input_format, keys)
+        refusal = f"{path}: {content.refusal}" if content.refusal else ""
+        if refusal and not skip_bad:
+            raise ConfigError(f"{refusal} (--skip-bad leaves such files out)")
+        if refusal:
+            left_out.append(refusal)
+            continue
+        if content.packing == "zstd" or content.format == "parquet":
+            require("data", asked_by=str(path))
+        if content.first_keys is not None and not skip_bad:
+            _check_has_keys(path, content.first_keys, keys)
+        size = path.stat().st_size
+        files.append(FileRange(path=path, format=content.format, packing=content.packing, start=0, end=size))
+    return FoundInput(files=tuple(files), left_out=tuple(left_out))
 
 
 def check_keys(files: Sequence[FileRange], keys: tuple[str, ...]) -> None:
@@ -185,6 +230,8 @@ def cut_into_chunks(
 def records_of(chunk: tuple[Piece, ...]) -> Iterator[Record]:
     """The records of a chunk, in order; what cannot be read is one, too."""
     for piece in chunk:
+        if isinstance(piece, FileRange) and piece.format == "empty":
+            continue
         if isinstance(piece, HeldRecords):
             for number, content in enumerate(piece.records, start=piece.first):
                 if isinstance(content, dict) or piece.span.format == "text" or content.strip():
@@ -198,14 +245,6 @@ def records_of(chunk: tuple[Piece, ...]) -> Iterator[Record]:
                     yield from _lines_of_range(file, piece)
         except OSError as error:
             yield Record(place=RecordPlace(span=piece), content=error)
-
-
-class _Stream(Protocol):
-    """Decompressed bytes."""
-
-    def read(self, size: int = -1, /) -> bytes: ...
-
-    def readline(self, size: int = -1, /) -> bytes: ...
 
 
 @dataclass(slots=True)
@@ -235,10 +274,10 @@ def _pieces(file: FileRange, keys: tuple[str, ...], sizes: _ChunkSizes) -> Itera
     """The pieces of a file, and how many bytes of documents each has."""
     if file.format == "parquet":
         yield from _held(file, _rows(file, keys), sizes)
-    elif file.packing:
-        yield from _held(file, _unpacked_records(file), sizes)
-    elif file.format == "text":
+    elif file.format == "empty" or (file.format == "text" and not file.packing):
         yield file, file.end
+    elif file.packing or file.format == "json":
+        yield from _held(file, _read_from_front(file), sizes)
     else:
         start = 0
         while True:
@@ -267,45 +306,17 @@ def _held(
     yield rest, size
 
 
-def _unpacked_records(file: FileRange) -> Iterator[tuple[bytes, int]]:
-    with _unpacked(file.path, file.packing) as (unpacked, packed):
-        if file.format == "text":
-            yield unpacked.read(MAX_LINE_BYTES + 1), file.end
-            return
-        while line := unpacked.readline(MAX_LINE_BYTES + 1):
-            yield line, packed.tell()
-
-
-@contextmanager
-def _unpacked(path: Path, packing: str) -> Iterator[tuple[_Stream, BinaryIO]]:
-    """What a file says, decompressed, and the file itself.
-
-    Raises:
-        ConfigError: it is damaged, or something that the block reads.
-    """
-    with path.open("rb") as packed:
-        try:
-            match packing:
-                case "":
-                    yield packed, packed
-                case "gzip":
-                    with gzip.open(packed) as unpacked:
-                        yield unpacked, packed
-                case "bzip2":
-                    with bz2.open(packed) as unpacked:
-                        yield unpacked, packed
-                case "xz":
-                    with lzma.open(packed) as unpacked:
-                        yield unpacked, packed
-                case _:
-                    require("data", asked_by=str(path))
-                    import pyarrow as pa  # noqa: PLC0415  (optional: other files need none)
-
-                    with pa.CompressedInputStream(pa.PythonFile(packed, "r"), packing) as stream:
-                        yield BufferedReader(stream, MIB), packed
-        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-            how = f" as {packing}" if packing else ""
-            raise ConfigError(f"{path}: cannot be read{how}: {error}; is the file complete?") from None
+def _read_from_front(file: FileRange) -> Iterator[tuple[bytes, int]]:
+    with unpacked(file.path, file.packing) as (stream, packed):
+        match file.format:
+            case "text":
+                yield stream.read(MAX_LINE_BYTES + 1), file.end
+            case "json":
+                for text in json_objects(stream, limit_bytes=MAX_LINE_BYTES, source=str(file.path)):
+                    yield text, packed.tell()
+            case _:
+                while line := stream.readline(MAX_LINE_BYTES + 1):
+                    yield line, packed.tell()
 
 
 def _rows(file: FileRange, keys: tuple[str, ...]) -> Iterator[tuple[dict[str, Any], int]]:
@@ -334,6 +345,12 @@ def _parquet(path: Path) -> Any:
         return pq.ParquetFile(path, buffer_size=MIB, pre_buffer=False)
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(f"{path}: cannot be read as Parquet: {error}; is the file complete?") from None
+
+
+def _check_has_keys(path: Path, found: tuple[str, ...], keys: tuple[str, ...]) -> None:
+    for key in keys:
+        if key not in found:
+            raise ConfigError(f"{path}: {missing_key(key, found)}")
 
 
 def _check_columns(path: Path, keys: tuple[str, ...]) -> None:
@@ -368,35 +385,9 @@ def _decoded(content: bytes) -> str:
     if len(content) > MAX_LINE_BYTES:
         raise ConfigError(f"a line of more than {MAX_LINE_BYTES:,} bytes; give one document per line or file")
     try:
-        return content.decode("utf-8")
+        return content.removeprefix(BYTE_ORDER_MARK).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"not UTF-8: {error.reason} at byte {error.start}") from None
-
-
-def _whole(path: Path, input_format: InputFormat) -> FileRange:
-    packing = PACKINGS.get(path.suffix, "")
-    if packing == "zstd" or path.suffix == ".parquet":
-        require("data", asked_by=str(path))
-    format = _format_of(path, packing, input_format)
-    return FileRange(path=path, format=format, packing=packing, start=0, end=path.stat().st_size)
-
-
-def _format_of(path: Path, packing: str, input_format: InputFormat) -> Format:
-    if input_format != "auto":
-        return input_format
-    suffix = Path(path.stem).suffix if packing else path.suffix
-    if suffix in (".jsonl", ".ndjson"):
-        return "jsonl"
-    if suffix == ".parquet":
-        return "parquet"
-    if suffix != ".json":
-        return "text"
-    with _unpacked(path, packing) as (file, _):
-        first = next((line for line in iter(lambda: file.readline(MAX_LINE_BYTES), b"") if line.strip()), b"")
-    try:
-        return "jsonl" if isinstance(parse_json(first.decode(), source="", allow_nan=True), dict) else "text"
-    except (ConfigError, UnicodeDecodeError):
-        return "text"
 
 
 def _expand(item: str, pattern: str) -> list[Path]:
@@ -415,6 +406,17 @@ def _expand(item: str, pattern: str) -> list[Path]:
             "give one that does"
         )
     return found
+
+
+def _described(paths: list[Path]) -> str:
+    """Name one file, or count several by suffix."""
+    if len(paths) == 1:
+        return str(paths[0])
+    suffixes = Counter(path.suffix or "without a suffix" for path in paths).most_common()
+    counts = [f"{count:,} {suffix}" for suffix, count in suffixes[:_MAX_SUFFIXES]]
+    if rest := sum(count for _, count in suffixes[_MAX_SUFFIXES:]):
+        counts.append(f"{rest:,} others")
+    return f"{len(paths):,} files ({', '.join(counts)})"
 
 
 def _is_hidden(file: Path, folder: Path) -> bool:

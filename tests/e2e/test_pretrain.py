@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from megatron.core.datasets.indexed_dataset import IndexedDataset
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hetero.checkpoint.folder import published_steps
@@ -20,7 +21,9 @@ from tests.helpers.commands import MODEL, ROOT, STEPS, WORLD_SIZE, Finished, com
 from tests.helpers.forked_launch import forked
 from tests.helpers.host_training import left_to_hosts
 from tests.helpers.models import MOE_FLAGS
+from tests.helpers.small_tokenizers import write_word_level
 from tests.helpers.synthetic_profiles import profile
+from tools import preprocess_data
 from tools.convert_checkpoint import main as convert
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -287,3 +290,22 @@ def test_an_auxiliary_loss_that_depends_on_the_plan_is_said(tmp_path: Path) -> N
     assert "here microbatches of 2 samples; " in starts
     assert "had microbatches of 1 sample and goes on with microbatches of 2 samples" in goes_on
     assert lines(3, 1, "seq_aux_loss") == []
+
+
+def test_training_and_preprocessing_end_documents_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the token that the files of the tokenizer name, and not by another one of a usual name."""
+    write_word_level(tmp_path, special=["<pad>", "<eos>", "<unk>"], words=["</s>", "to", "be"])
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
+    (tmp_path / "part-00000").write_text('{"text": "to be </s> to be"}\n' * 50)
+    tokenizer = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(tmp_path)]
+    files = ["--input", str(tmp_path / "part-00000"), "--output-prefix", str(tmp_path / "out"), "--workers", "1"]
+    assert preprocess_data.main([*files, *tokenizer, "--append-eod"]) == 0
+    ends = "'<eos>' (id 1), the eos_token of tokenizer_config.json\n"
+    assert f"end of document: {ends}" in capsys.readouterr().out
+    dataset = IndexedDataset(str(tmp_path / "out_text_document"))
+    assert dataset[0].tolist() == [4, 5, 3, 4, 5, 1]
+    flags = command_line(micro_batch_size="2", tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(tmp_path))
+    flags = [*(word for word in flags if word != "--mock-data"), "--data-path", str(tmp_path / "out_text_document")]
+    run = forked(1, [*flags, "--split", "1", "--eod-mask-loss", "--tokenizer-hf-no-include-special-tokens"])
+    assert run.returncode == 0, run.stderr
+    assert f"--eod-mask-loss leaves out the end of a document: {ends}" in run.stdout

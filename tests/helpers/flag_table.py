@@ -1,36 +1,60 @@
-"""The table of docs/megatron_flags.md: every flag of Megatron-LM, and what it does here.
+"""The tables of docs/megatron_flags.md: every flag of Megatron-LM and of its preprocess_data.py, and what it does here.
 
-python -m tests.helpers.flag_table        writes it anew
+python -m tests.helpers.flag_table        writes them
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from megatron.training.cli.config import FLAGS
 from megatron.training.cli.fields import Flag
+from megatron.training.cli.preprocess_flags import IGNORED_PREPROCESS_FLAGS, REFUSED_PREPROCESS_FLAGS
 from megatron.training.cli.unsupported import UNSUPPORTED_FLAGS
-from megatron.training.cli.without_effect import WITHOUT_EFFECT
+from megatron.training.cli.without_effect import WITHOUT_EFFECT, WithoutEffect
 from tests.helpers.module_map import ROOT
+from tools import preprocess_data
 
 PAGE = ROOT / "docs/megatron_flags.md"
-BEGIN, END = "<!-- the table, from the code -->", "<!-- end of the table -->"
+END = "<!-- end of the table -->"
+
+Row = tuple[str, str, str]
+
+NOT_MEGATRONS = {"--help", "--input-format", "--pattern", "--overwrite", "--skip-bad"}
+"""Flags of our preprocess_data.py that Megatron-LM's does not have."""
 
 
 def flag_table() -> str:
-    """A line per flag, in the order of the names."""
-    rows = sorted([*_supported(), *_without_effect(), *_refused()], key=lambda row: row[0].strip("`").lower())
+    """Return a line per flag of training, in the order of the names."""
+    return _table([*_supported(), *_without_effect(WITHOUT_EFFECT), *_refused(UNSUPPORTED_FLAGS)])
+
+
+def preprocess_table() -> str:
+    """Return a line per flag of preprocess_data.py, in the order of the names."""
+    ignored, refused = IGNORED_PREPROCESS_FLAGS, REFUSED_PREPROCESS_FLAGS
+    return _table([*_supported_by_preprocess(), *_without_effect(ignored), *_refused(refused)])
+
+
+TABLES = {
+    "<!-- the table, from the code -->": flag_table,
+    "<!-- the table of preprocess_data.py, from the code -->": preprocess_table,
+}
+"""The lines of the page behind which the tables stand."""
+
+
+def written(begin: str) -> str:
+    """Return what the page has of the table behind ``begin``."""
+    _, _, rest = PAGE.read_text(encoding="utf-8").partition(begin)
+    return rest.partition(END)[0].strip()
+
+
+def _table(rows: list[Row]) -> str:
+    rows = sorted(rows, key=lambda row: row[0].strip("`").lower())
     counts = {here: sum(row[1] == here for row in rows) for here in ("supported", "without effect", "refused")}
     total = ", ".join(f"{count} {here}" for here, count in counts.items())
     lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
     return "\n".join([f"{len(rows)} flags: {total}.", "", "| flag | here | |", "|---|---|---|", *lines])
 
 
-def written() -> str:
-    """What the page has of it."""
-    _, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    return rest.partition(END)[0].strip()
-
-
-def _supported() -> Iterator[tuple[str, str, str]]:
+def _supported() -> Iterator[Row]:
     for flag in FLAGS:
         for name in flag.names:
             if not name.startswith("--hetero-"):
@@ -48,21 +72,31 @@ def _value(flag: Flag) -> str:
     return f" W{default[3:]}." if default else ""
 
 
-def _without_effect() -> Iterator[tuple[str, str, str]]:
-    for name, flag in WITHOUT_EFFECT.items():
+def _supported_by_preprocess() -> Iterator[Row]:
+    for action in preprocess_data._parser()._actions:
+        text = (action.help or "").replace("%%", "%")
+        for name in action.option_strings:
+            if name.startswith("--") and name not in NOT_MEGATRONS:
+                yield f"`{name}`", "supported", f"{text[0].upper()}{text[1:]}."
+
+
+def _without_effect(flags: Mapping[str, WithoutEffect]) -> Iterator[Row]:
+    for name, flag in flags.items():
         only = f" Refused without {flag.needs.fix}." if flag.needs is not None else ""
         yield f"`{name}`", "without effect", f"{flag.reason[0].upper()}{flag.reason[1:]}.{only}"
 
 
-def _refused() -> Iterator[tuple[str, str, str]]:
-    for name, advice in UNSUPPORTED_FLAGS.items():
+def _refused(flags: Mapping[str, str]) -> Iterator[Row]:
+    for name, advice in flags.items():
         yield f"`{name}`", "refused", f"{advice[0].upper()}{advice[1:]}."
 
 
 def main() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    head, _, rest = text.partition(BEGIN)
-    PAGE.write_text(f"{head}{BEGIN}\n\n{flag_table()}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    for begin, table in TABLES.items():
+        head, _, rest = text.partition(begin)
+        text = f"{head}{begin}\n\n{table()}\n\n{END}{rest.partition(END)[2]}"
+    PAGE.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -4,14 +4,14 @@ import argparse
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import NoReturn
 
 from hetero.errors import ConfigError
 from hetero.serialization import near_match
 from megatron.training.cli.config import FLAGS, GROUPS
 from megatron.training.cli.fields import Flag, FlagValues
+from megatron.training.cli.flag_words import FlagWords, cut_by_flag, surplus_value
 from megatron.training.cli.unsupported import UNSUPPORTED_FLAGS
 from megatron.training.cli.without_effect import WITHOUT_EFFECT
 
@@ -30,7 +30,7 @@ def read_flags(argv: Sequence[str]) -> tuple[FlagValues, list[str]]:
         parser.parse_args(["--help"])
     namespace, unreadable, notes = argparse.Namespace(), set(), {}
     problems: list[str] = []
-    for words in _by_flag(argv):
+    for words in cut_by_flag(argv):
         problem = _problem(words)
         if words.name in WITHOUT_EFFECT:
             notes[words.name] = WITHOUT_EFFECT[words.name].reason
@@ -93,34 +93,7 @@ def _add(group: argparse._ArgumentGroup, flag: Flag) -> None:
     )
 
 
-@dataclass(slots=True)
-class _Words:
-    """Holds a flag as the command line has it, and the words up to the next flag.
-
-    joined: the first value stands in the same word, behind "=".
-    """
-
-    name: str = ""
-    joined: bool = False
-    values: list[str] = field(default_factory=list)
-
-
-def _by_flag(argv: Sequence[str]) -> Iterator[_Words]:
-    """Cut the command line in front of every flag; what stands in front of the first one has no name."""
-    words = _Words()
-    for token in argv:
-        if not token.startswith("-") or token == "-" or _is_number(token):
-            words.values.append(token)
-            continue
-        if words.name or words.values:
-            yield words
-        name, equals, value = token.partition("=")
-        words = _Words(name, bool(equals), [value] if equals else [])
-    if words.name or words.values:
-        yield words
-
-
-def _problem(words: _Words) -> str | None:
+def _problem(words: FlagWords) -> str | None:
     """What is wrong with a flag's name or the number of its values."""
     name = words.name
     if not name:
@@ -131,12 +104,7 @@ def _problem(words: _Words) -> str | None:
     if most is None:
         known = [*_most_values(), *UNSUPPORTED_FLAGS]
         return f"unknown flag {name}{near_match(name, known) if name.strip('-') else ''}"
-    surplus = words.values[1 if words.joined and most else int(min(most, len(words.values))) :]
-    if not surplus:
-        return None
-    if not most:
-        return f"{name} takes no value, found {surplus[0]!r}"
-    return f"unexpected {surplus[0]!r} after the value of {name}: put the name of its flag in front of it"
+    return surplus_value(words, most)
 
 
 @functools.cache
@@ -148,7 +116,7 @@ def _most_values() -> dict[str, float]:
     return most | {name: flag.most_values for name, flag in WITHOUT_EFFECT.items()}
 
 
-def _parse(parser: argparse.ArgumentParser, words: _Words, namespace: argparse.Namespace) -> str | None:
+def _parse(parser: argparse.ArgumentParser, words: FlagWords, namespace: argparse.Namespace) -> str | None:
     """Put the value of one flag into ``namespace``, or say what is wrong with it."""
     tokens = [words.name, *words.values]
     # argparse takes "--lr -1e-4" for two flags.
@@ -159,11 +127,3 @@ def _parse(parser: argparse.ArgumentParser, words: _Words, namespace: argparse.N
     except ConfigError as error:
         return str(error)
     return None
-
-
-def _is_number(token: str) -> bool:
-    try:
-        float(token)
-    except ValueError:
-        return False
-    return True

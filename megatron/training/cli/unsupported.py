@@ -168,8 +168,7 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         "use --tokenizer-type HuggingFaceTokenizer and --tokenizer-model with the model's tokenizer.json",
         """
         --vocab-extra-ids --tokenizer-sentencepiece-legacy --tokenizer-metadata
-        --tokenizer-special-tokens --tokenizer-hf-no-use-fast --tokenizer-hf-include-special-tokens
-        --tokenizer-hf-no-include-special-tokens
+        --tokenizer-special-tokens --tokenizer-hf-no-use-fast
         """,
     ),
     ("use --vocab-size, which --make-vocab-size-divisible-by rounds up", "--padded-vocab-size"),

@@ -5,7 +5,7 @@ for what is always so, or it tunes or watches a mechanism that is another one he
 What would train another model, or save, load or end otherwise, is refused (:mod:`.unsupported`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -160,6 +160,10 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         --tokenizer-hf-use-fast --trust-remote-code
         """,
     ),
+    (
+        "data is tokenized by tools/preprocess_data.py, which takes it",
+        "--tokenizer-hf-include-special-tokens --tokenizer-hf-no-include-special-tokens",
+    ),
     # Watching the run.
     (
         "--log-throughput and --log-memory-interval are what adds to the log lines",
@@ -195,17 +199,19 @@ _GROUPS: tuple[tuple[str, str], ...] = (
 """Reasons, and the flags of each: with "=" one that takes a value, with "..." behind it one that takes several."""
 
 
-def _flags_of(reason: str, words: str) -> dict[str, WithoutEffect]:
-    found = {}
-    for word in words.split():
-        name, equals, value = word.partition("=")
-        most = float("inf") if value.endswith("...") else 1 if equals else 0
-        found[name] = WithoutEffect(reason=reason, most_values=most)
-    return found
+def without_effect(groups: Iterable[tuple[str, str]]) -> dict[str, WithoutEffect]:
+    """Describe the flags of ``groups``: reasons, and the words of the flags of each as above."""
+    flags = {}
+    for reason, words in groups:
+        for word in words.split():
+            name, equals, value = word.partition("=")
+            most = float("inf") if value.endswith("...") else 1 if equals else 0
+            flags[name] = WithoutEffect(reason=reason, most_values=most)
+    return flags
 
 
 WITHOUT_EFFECT: Mapping[str, WithoutEffect] = MappingProxyType(
-    {name: flag for reason, words in _GROUPS for name, flag in _flags_of(reason, words).items()}
+    without_effect(_GROUPS)
     | {
         "--no-position-embedding": WithoutEffect(
             reason="with --position-embedding-type rope there is no learned vector per position",

@@ -4,6 +4,7 @@ import json
 import lzma
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from hetero import extras
 from megatron.training import documents as reading
 from megatron.training.documents import cut_into_chunks, find_input
+from tests.helpers.small_tokenizers import write_word_level
 from tools import preprocess_data
 from tools.preprocess_data import Recipe, main, preprocess, tokenize_chunk
 
@@ -34,6 +36,7 @@ def recipe(**overrides: Any) -> Recipe:
         "vocab_size": None,
         "json_keys": ("text",),
         "append_eod": False,
+        "includes_special_tokens": None,
         "skip_bad": False,
     }
     return Recipe(**{**values, **overrides})
@@ -76,9 +79,11 @@ def test_jsonl_comes_back_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert [as_text(ids[:-1]) for ids in found] == [text for text in texts if text]
     captured = capsys.readouterr()
     assert captured.err == ""
-    assert captured.out.count("\n") == 1
-    assert "3 documents, 23 tokens" in captured.out
-    assert "left out 1 empty" in captured.out
+    read_as, end, written = captured.out.splitlines()
+    assert read_as == f"read as JSON lines: {tmp_path / 'in' / 'a.jsonl'}"
+    assert end == "end of document: id 256, the one after the bytes"
+    assert "3 documents, 23 tokens" in written
+    assert "left out 1 empty" in written
 
 
 def test_each_text_file_is_a_document_in_the_order_of_names(tmp_path: Path) -> None:
@@ -93,27 +98,10 @@ def test_each_text_file_is_a_document_in_the_order_of_names(tmp_path: Path) -> N
 def test_several_inputs_in_the_order_given_and_none_twice(tmp_path: Path) -> None:
     for name in ("1.txt", "2.txt", "3.txt"):
         (tmp_path / name).write_text(name)
-    files = find_input(
+    found = find_input(
         [str(tmp_path / "3.txt"), str(tmp_path / "[12].txt"), str(tmp_path)], input_format="auto", pattern="*"
     )
-    assert [file.path.name for file in files] == ["3.txt", "1.txt", "2.txt"]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "expected"),
-    [
-        ("a.jsonl", "", "jsonl"),
-        ("a.ndjson", "", "jsonl"),
-        ("a.txt", '{"text": "x"}', "text"),
-        ("a.json", '\n{"text": "x"}\n{"text": "y"}', "jsonl"),
-        ("a.json", '{\n"text": "x"\n}', "text"),
-        ("a.json", "[1]", "text"),
-    ],
-)
-def test_format_by_suffix_and_first_line(tmp_path: Path, name: str, content: str, expected: str) -> None:
-    (tmp_path / name).write_text(content)
-    (file,) = find_input([str(tmp_path / name)], input_format="auto", pattern="*")
-    assert file.format == expected
+    assert [file.path.name for file in found.files] == ["3.txt", "1.txt", "2.txt"]
 
 
 def test_keys_go_to_datasets_of_their_own(tmp_path: Path) -> None:
@@ -131,7 +119,7 @@ def test_chunks_hold_every_line_once_and_in_order(texts: list[str], chunk_bytes:
         lines = newline.join(json.dumps({"text": text}, ensure_ascii=False) for text in texts)
         file = Path(folder) / "a.jsonl"
         file.write_bytes(lines.encode())
-        files = find_input([str(file), str(file)], input_format="auto", pattern="*")
+        files = find_input([str(file), str(file)], input_format="auto", pattern="*").files
         found: list[str] = []
         for chunk in cut_into_chunks(files, chunk_bytes=chunk_bytes):
             tokens = tokenize_chunk(recipe(), chunk)[0]["text"]
@@ -145,11 +133,11 @@ def test_number_of_workers_does_not_change_a_byte(tmp_path: Path) -> None:
         write_jsonl(tmp_path / "in" / f"{name}.jsonl", [f"{name} {i} " * (i % 7) for i in range(300)])
     for i in range(20):
         (tmp_path / "in" / f"{i}.txt").write_text(f"text {i}")
-    files = find_input([str(tmp_path / "in")], input_format="auto", pattern="*")
+    found = find_input([str(tmp_path / "in")], input_format="auto", pattern="*")
     outputs = {}
     for workers in (1, 3):
         prefix = tmp_path / str(workers)
-        preprocess(recipe(), files, output_prefix=str(prefix), overwrite=False, workers=workers, chunk_bytes=700)
+        preprocess(recipe(), found, output_prefix=str(prefix), overwrite=False, workers=workers, chunk_bytes=700)
         outputs[workers] = [Path(f"{prefix}_text_document{suffix}").read_bytes() for suffix in (".bin", ".idx")]
     assert outputs[1] == outputs[3]
 
@@ -183,16 +171,22 @@ def test_every_form_of_the_same_documents_gives_the_same_bytes(tmp_path: Path, m
         (tmp_path / f"a.jsonl{suffix}").write_bytes(compress(plain))
         # As what several writers, or one that compresses in parallel, leave behind.
         (tmp_path / f"two.json{suffix}").write_bytes(compress(plain[:half]) + compress(plain[half:]))
+    objects = [{"text": text, "brackets": ["}", {"]": '"\\'}]} for text in texts]
+    (tmp_path / "array.json").write_text(json.dumps(objects))
+    (tmp_path / "array.indented").write_text(json.dumps(objects, indent=1, ensure_ascii=False), encoding="utf-8-sig")
+    (tmp_path / "objects.json.gz").write_bytes(
+        gzip.compress("\n".join(json.dumps(each, indent=4) for each in objects).encode())
+    )
     write_parquet(tmp_path / "a.parquet", {"id": list(range(300)), "text": texts})
     write_parquet(tmp_path / "b.parquet", {"text": pa.array(texts, pa.large_string()).dictionary_encode()})
     inputs = sorted(tmp_path.glob("*.*"))
-    assert len(inputs) == 11
+    assert len(inputs) == 14
     outputs = set()
     for workers, file in enumerate(inputs):
         prefix = tmp_path / "out" / file.name
         flags = ["--output-prefix", str(prefix), "--tokenizer-type", "ByteLevelTokenizer", "--append-eod"]
         assert main(["--input", str(file), *flags, "--workers", "2" if workers == 3 else "1"]) == 0, file
-        chunks = cut_into_chunks(find_input([str(file)], input_format="auto", pattern="*"), chunk_bytes=700)
+        chunks = cut_into_chunks(find_input([str(file)], input_format="auto", pattern="*").files, chunk_bytes=700)
         assert sum(piece.num_bytes for chunk in chunks for piece in chunk) == file.stat().st_size
         outputs.add(tuple(Path(f"{prefix}_text_document{suffix}").read_bytes() for suffix in (".bin", ".idx")))
     assert len(outputs) == 1
@@ -232,8 +226,11 @@ def test_a_wrong_column_is_named(
     assert message in said
 
 
-def test_what_is_no_parquet_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_jsonl(tmp_path / "in" / "a.parquet", ["x"])
+@pytest.mark.parametrize("damage", [slice(-1), slice(1, None)])
+def test_a_damaged_parquet_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: slice) -> None:
+    file = tmp_path / "in" / "a.parquet"
+    write_parquet(file, {"text": ["x" * 99] * 9})
+    file.write_bytes(file.read_bytes()[damage].replace(b"\x00", b"0"))
     assert run(tmp_path) == 2
     assert "a.parquet: cannot be read as Parquet: " in capsys.readouterr().err
 
@@ -242,8 +239,11 @@ def test_what_is_no_parquet_is_named(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_what_is_not_installed_is_told_by_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    file = tmp_path / "in" / name
+    write_parquet(file, {"text": ["x"]})
+    if name.endswith(".zst"):
+        file.write_bytes(zstandard(b'{"text": "x"}'))
     monkeypatch.setattr(extras, "is_installed", lambda module: module != "pyarrow")
-    write_jsonl(tmp_path / "in" / name, ["x"])
     assert run(tmp_path) == 2
     assert f"{name} needs pyarrow, which is not installed; run: pip install 'meg" in capsys.readouterr().err
 
@@ -251,7 +251,7 @@ def test_what_is_not_installed_is_told_by_the_command(
 def test_chunks_grow_from_small_ones(tmp_path: Path) -> None:
     """So that something is done within the first second, and handing over costs nothing later."""
     write_jsonl(tmp_path / "a.jsonl", ["x" * 2**20] * 8)
-    files = find_input([str(tmp_path / "a.jsonl")], input_format="auto", pattern="*")
+    files = find_input([str(tmp_path / "a.jsonl")], input_format="auto", pattern="*").files
     sizes = [sum(piece.num_bytes for piece in chunk) for chunk in cut_into_chunks(files, chunk_bytes=2**18)]
     assert sizes[0] == reading.FIRST_CHUNK_BYTES
     assert sizes[-2] == 2**18
@@ -327,7 +327,7 @@ def test_wrong_flags_are_one_line_and_code_2(
     (tmp_path / "in" / "full.txt").write_text("x")
     assert run(tmp_path, *flags) == 2
     captured = capsys.readouterr()
-    assert captured.out == ""
+    assert not [line for line in captured.out.splitlines() if not line.startswith("read as ")]
     assert captured.err.count("\n") == 1
     assert re.search(message, captured.err)
     assert output_files(tmp_path) == set()
@@ -451,4 +451,87 @@ def test_death_of_a_worker_is_reported(
     write_jsonl(tmp_path / "in" / "a.jsonl", ["x"])
     assert run(tmp_path, "--workers", "2") == 2
     assert "--workers 2: a worker was killed" in capsys.readouterr().err
+    assert output_files(tmp_path) == set()
+
+
+def words_of(folder: Path, *flags: str) -> tuple[int, list[list[int]]]:
+    """Tokens of ``to be`` by a tokenizer whose post-processor adds a BOS, of which the last id is the EOS."""
+    write_word_level(folder, special=["<unk>", "<bos>", "<eos>"], words=["to", "be"], begin="<bos>")
+    write_jsonl(folder / "in" / "a.jsonl", ["to be"])
+    model = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(folder)]
+    code = run(folder, "--overwrite", *model, *flags)
+    return code, documents(folder)
+
+
+def test_special_tokens_that_are_left_out_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert words_of(tmp_path, "--append-eod") == (0, [[3, 4, 2]])
+    said = capsys.readouterr().out
+    assert "documents are without '<bos>', which Megatron-LM's HuggingFaceTokenizer adds by default;" in said
+    assert "end of document: '<eos>' (id 2), as tokenizer.json has this special token and no file in its" in said
+    assert words_of(tmp_path, "--tokenizer-hf-no-include-special-tokens") == (0, [[3, 4]])
+    assert "<bos>" not in capsys.readouterr().out
+
+
+def test_special_tokens_are_included_on_demand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert words_of(tmp_path, "--tokenizer-hf-include-special-tokens", "--append-eod") == (0, [[1, 3, 4, 2]])
+    assert "documents have '<bos>' added\n" in capsys.readouterr().out
+    assert run(tmp_path, "--tokenizer-hf-include-special-tokens", "--overwrite") == 0
+    said = capsys.readouterr().out
+    assert "without effect: --tokenizer-hf-include-special-tokens: only HuggingFaceTokenizer reads it" in said
+
+
+def test_an_end_of_document_that_is_there_twice_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_word_level(tmp_path, special=["<unk>", "<eos>"], words=["to"], begin="<eos>")
+    content = json.loads(file.read_text())
+    content["post_processor"]["single"].reverse()
+    file.write_text(json.dumps(content))
+    write_jsonl(tmp_path / "in" / "a.jsonl", ["to"])
+    model = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(tmp_path)]
+    assert run(tmp_path, *model, "--append-eod", "--tokenizer-hf-include-special-tokens") == 0
+    assert documents(tmp_path) == [[2, 1, 1]]
+    assert "added, so that the end of document is there twice" in capsys.readouterr().out
+
+
+def test_flags_of_megatron_that_have_no_effect_are_told_and_change_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(tmp_path / "in" / "a.jsonl", [f"text {i}" for i in range(9)])
+    assert run(tmp_path) == 0
+    expected = documents(tmp_path)
+    capsys.readouterr()
+    flags = "--dataset-impl mmap --partitions=4 --keep-sequential-samples --log-interval 100 --trust-remote-code"
+    assert run(tmp_path, "--overwrite", *flags.split()) == 0
+    assert documents(tmp_path) == expected
+    said = capsys.readouterr().out
+    assert "without effect: --partitions, --keep-sequential-samples: --workers share each file, and documents" in said
+    assert "without effect: --log-interval: progress is shown as time passes" in said
+    assert "without effect: --trust-remote-code: no tokenizer here reads it" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--split-sentences", "--split-sentences is not supported: sentences are for BERT and T5"),
+        ("--lang english", "--lang is not supported: sentences are for BERT and T5"),
+        ("--lang=english --keep-newlines", "leave it out; --keep-newlines is not supported: "),
+        ("--find-optimal-num-workers", "no trials are made: leave it out; --workers is all cores by default"),
+        ("--vocab gpt2-vocab.json", "--vocab is not supported: use --vocab-file"),
+        ("--vocab-extra-ids 100", "--vocab-extra-ids is not supported: use --tokenizer-type HuggingFaceTokenizer"),
+        ("--dataset-impl lazy", "--dataset-impl is 'lazy', must be one of mmap"),
+        ("--partitions 2 3", "unexpected '3' after the value of --partitions"),
+        ("--split-sentence", "unknown flag --split-sentence"),
+    ],
+)
+def test_flags_of_megatron_that_would_write_other_data_are_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flags: str, message: str
+) -> None:
+    write_jsonl(tmp_path / "in" / "a.jsonl", ["text"])
+    assert run(tmp_path, *flags.split()) == 2
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1
+    assert message in said.err
+    # As the program gets them from the shell.
+    monkeypatch.setattr(sys, "argv", ["preprocess_data.py", *flags.split()])
+    assert main() == 2
+    assert message in capsys.readouterr().err
     assert output_files(tmp_path) == set()
