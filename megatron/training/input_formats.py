@@ -150,7 +150,7 @@ def _record(
     if text.startswith(b"[") and (first := _first_object(path, packing)) is not None:
         return "json", tuple(first)
     lines = [line for line in text.split(b"\n") if line.strip()]
-    # The last one of several may go on behind the head.
+    # The last one of several may go on after the head.
     second = lines[1] if len(lines) > 1 and (len(head) < HEAD_BYTES or len(lines) > 2) else b""
     if (record := _parsed(second)) is not None and not record.keys().isdisjoint(keys):
         return "jsonl", None

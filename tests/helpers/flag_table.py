@@ -37,11 +37,11 @@ TABLES = {
     "<!-- the table, from the code -->": flag_table,
     "<!-- the table of preprocess_data.py, from the code -->": preprocess_table,
 }
-"""The lines of the page behind which the tables stand."""
+"""The lines of the page that the tables follow."""
 
 
 def written(begin: str) -> str:
-    """Return what the page has of the table behind ``begin``."""
+    """Return what the page has of the table after ``begin``."""
     _, _, rest = PAGE.read_text(encoding="utf-8").partition(begin)
     return rest.partition(END)[0].strip()
 

@@ -101,7 +101,7 @@ def test_a_first_line_longer_than_what_is_looked_at(tmp_path: Path) -> None:
 
 
 def test_a_damaged_first_line_does_not_make_one_document_of_all(tmp_path: Path) -> None:
-    """As of a file that was cut into parts of so many bytes."""
+    """A file that was cut into parts of equal size begins like that."""
     (tmp_path / "a.txt").write_bytes(b'xt": "half"}\n' + LINES)
     bad, *rest = records(found_in(tmp_path))
     with pytest.raises(ConfigError, match="not JSON, line 1 column 1"):
