@@ -190,10 +190,10 @@ def lr_wsd_decay_samples(flags: FlagValues) -> int | None:
 
 
 def _samples(flags: FlagValues, iters: str, samples: str) -> int | None:
-    """The value of whichever of two flags was given, in samples."""
-    if samples in flags.given:
-        given: int = flags[samples]
-        return given
+    """The value of that of two flags which counts what the run counts, in samples."""
+    if has_samples(flags):
+        counted: int | None = flags[samples]
+        return counted
     steps: int | None = flags[iters]
     batch: int = flags["--global-batch-size"]
     return None if steps is None else steps * batch

@@ -48,6 +48,7 @@ class FlagValues:
         cannot judge what follows from it.
     notes: flags that were given and have no effect, each with the reason.
     from_file: flags that only a file of settings has, which states also what has no effect.
+    effective: flags that were given with a value that changes something; empty until :mod:`.rules` has looked.
     """
 
     values: Mapping[str, Any]
@@ -55,6 +56,7 @@ class FlagValues:
     unreadable: frozenset[str] = frozenset()
     notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     from_file: frozenset[str] = frozenset()
+    effective: frozenset[str] = frozenset()
 
     def __getitem__(self, name: str) -> Any:
         """The value of the flag.
@@ -79,16 +81,22 @@ class Condition:
     """Says what must hold for a flag to have an effect, and what the user adds to make it hold.
 
     note: where it does not hold, the flag is let pass with this reason and is no error: published scripts carry it.
+    switch: the flag that it is about. Where the user switches that off with a 0, what needs it may stay.
     """
 
     holds: Callable[[FlagValues], bool]
     fix: str
     note: str = ""
+    switch: str = ""
+
+    def is_switched_off(self, flags: FlagValues) -> bool:
+        """Whether the user has given the flag that it is about, with a value that switches it off."""
+        return self.switch in flags.given and not flags[self.switch]
 
 
-def given(name: str) -> Condition:
+def given(name: str, note: str = "") -> Condition:
     """Require that a switch, a path, paths, or a number other than 0 is given."""
-    return Condition(lambda flags: bool(flags[name]), name)
+    return Condition(lambda flags: bool(flags[name]), name, note=note, switch=name)
 
 
 def equals(name: str, value: str) -> Condition:
@@ -104,12 +112,14 @@ class Relations:
     excludes: flags that may not stand beside it; of two such flags one says so, which messages name first.
     stated_by_plan: a plan states it for each stage, so that it may not stand beside one.
     in_steps: the flag that states the same length in steps, where this one states it in samples.
+    idle: whether its value changes nothing although it is not the default, such as the size of what is switched off.
     """
 
     needs: tuple[Condition, ...] = ()
     excludes: tuple[str, ...] = ()
     stated_by_plan: bool = False
     in_steps: str | None = None
+    idle: Callable[[FlagValues], bool] | None = None
 
 
 UNRELATED = Relations()

@@ -10,22 +10,18 @@ from megatron.training.cli.fields import (
     computed,
     config_dataclass,
     flag,
+    given,
     off_switch,
     switch,
 )
 from megatron.training.cli.value_types import ADDRESS, COUNT, COUNT_FROM_0, FROM_1, NAME, PORT, RANKS
 
-
-def _given(name: str, note: str = "") -> Condition:
-    return Condition(lambda flags: bool(flags[name]), name, note=note)
-
-
 # Published scripts carry the details of what they do not switch on.
 _NO_TENSORBOARD, _NO_WANDB = "no files of TensorBoard are written", "nothing goes to Weights & Biases"
 _NO_PROFILE = "nothing is profiled without --profile"
-_OF_TENSORBOARD = Relations(needs=(_given("--tensorboard-dir", _NO_TENSORBOARD),))
-_OF_WANDB = Relations(needs=(_given("--wandb-project", _NO_WANDB),))
-_OF_PORT = Relations(needs=(_given("--hetero-metrics-port"),))
+_OF_TENSORBOARD = Relations(needs=(given("--tensorboard-dir", _NO_TENSORBOARD),))
+_OF_WANDB = Relations(needs=(given("--wandb-project", _NO_WANDB),))
+_OF_PORT = Relations(needs=(given("--hetero-metrics-port"),))
 
 
 def _writes(flags: FlagValues) -> bool:
@@ -41,10 +37,10 @@ _OF_WRITERS = Relations(
         ),
     )
 )
-_PROFILES = _given("--profile", _NO_PROFILE)
+_PROFILES = given("--profile", _NO_PROFILE)
 _OF_PROFILE = Relations(needs=(_PROFILES,))
-_OF_TORCH_PROFILER = Relations(needs=(_PROFILES, _given("--use-pytorch-profiler", "torch's profiler is not used")))
-_OF_STAGE_TIMES = Relations(needs=(_given("--hetero-stage-times-interval"),))
+_OF_TORCH_PROFILER = Relations(needs=(_PROFILES, given("--use-pytorch-profiler", "torch's profiler is not used")))
+_OF_STAGE_TIMES = Relations(needs=(given("--hetero-stage-times-interval"),))
 _NO_RATE = ("--no-log-learning-rate-to-tensorboard", "--no-log-learnig-rate-to-tensorboard")
 _NO_SCALE = ("--no-log-loss-scale-to-tensorboard", "--disable-log-loss-scale-to-tensorboard")
 
@@ -178,7 +174,7 @@ class ProfilerConfig:
         "With --profile: by torch's profiler, a trace per rank, which TensorBoard and Perfetto show.",
         name="--use-pytorch-profiler",
         default=False,
-        relations=Relations(needs=(_PROFILES, _given("--tensorboard-dir"))),
+        relations=Relations(needs=(_PROFILES, given("--tensorboard-dir"))),
     )
     shapes: bool = flag(
         "With --use-pytorch-profiler: the shapes of tensors.",

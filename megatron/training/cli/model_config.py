@@ -19,7 +19,7 @@ from megatron.training.cli.fields import (
     off_switch,
     switch,
 )
-from megatron.training.cli.value_types import BELOW_1, COUNT, FRACTION, FROM_1, NOT_NEGATIVE, POSITIVE, one_of
+from megatron.training.cli.value_types import BELOW_1, COUNT, FRACTION, FROM_1, NOT_NEGATIVE, POSITIVE, one_of, or_off
 
 _IS_ROPE = Condition(derived.is_rope, "--position-embedding-type rope")
 _OF_ROPE = Relations(needs=(_IS_ROPE,))
@@ -144,7 +144,9 @@ class ModelConfig:
         COUNT,
         default=VOCABULARY_DIVISOR,
     )
-    num_experts: int | None = flag("Make every MLP a mixture of this many experts.", COUNT, default=None)
+    num_experts: int | None = flag(
+        "Make every MLP a mixture of this many experts; 0 for none.", or_off(COUNT), default=None
+    )
     moe_router_topk: int = flag("Experts that each token visits.", COUNT, default=2, relations=_OF_EXPERTS)
     moe_ffn_hidden_size: int | None = computed(
         derived.moe_ffn_hidden_size,

@@ -27,7 +27,7 @@ from megatron.training.cli.fields import (
 from megatron.training.cli.value_types import (
     COUNT,
     COUNT_FROM_0,
-    FRACTION,
+    FRACTION_FROM_0,
     HEARTBEAT_SECONDS,
     PATH,
     SECONDS,
@@ -246,9 +246,13 @@ class ParallelConfig:
     )
     optimizer_offload_fraction: float = flag(
         "With that: the share of each stage's parameters, from its end and by whole layers.",
-        FRACTION,
+        FRACTION_FROM_0,
         default=1.0,
-        relations=Relations(stated_by_plan=True, needs=(given("--optimizer-cpu-offload"),)),
+        relations=Relations(
+            stated_by_plan=True,
+            needs=(given("--optimizer-cpu-offload"),),
+            idle=lambda flags: flags["--optimizer-offload-fraction"] == 0,
+        ),
     )
     cpu_offloading_num_layers: int = flag(
         "Without a plan, in one pipeline stage that computes nothing again: what the first so many layers save for the "

@@ -54,19 +54,32 @@ def check_flags(flags: FlagValues) -> tuple[list[str], dict[str, str]]:
             f"required and missing: {', '.join(missing.values())}; add {'it' if len(missing) == 1 else 'them'}"
         )
     flags = dataclasses.replace(flags, unreadable=flags.unreadable.union(missing, *map(_others, missing)))
-    given = [flag for flag in FLAGS if flag.name in flags.given]
+    effective = [flag for flag in FLAGS if flag.name in flags.given and _has_effect(flag, flags)]
+    flags = dataclasses.replace(flags, effective=frozenset(flag.name for flag in effective))
     notes = dict(flags.notes)
     checks: tuple[_Check, ...] = (
-        *(partial(_excluded, flag) for flag in given),
+        *(partial(_excluded, flag) for flag in effective),
         _check_plan_flags,
         *(partial(_in_wrong_unit, iters, samples) for iters, samples in _IN_STEPS_AND_SAMPLES),
-        *(partial(_unmet, flag, condition, notes) for flag in given for condition in flag.relations.needs),
+        *(partial(_unmet, flag, condition, notes) for flag in effective for condition in flag.relations.needs),
         *(partial(_harmful, name) for name in flags.notes),
         *_VALUES_FIT,
     )
     for check in checks:
         problems += _judged(check, flags)
     return problems, notes
+
+
+def _has_effect(flag: Flag, flags: FlagValues) -> bool:
+    """Whether the value of a flag that is given may change anything.
+
+    The default does not, as Megatron-LM's parser cannot tell it from a flag that was left out.
+    """
+    try:
+        idle = flag.relations.idle
+        return bool(flags[flag.name] != flag.default) and not (idle is not None and idle(flags))
+    except UnreadableFlagError:
+        return True
 
 
 _Check = Callable[[FlagValues], Iterable[str]]
@@ -100,7 +113,7 @@ def _others(name: str) -> tuple[str, ...]:
 
 def _excluded(flag: Flag, flags: FlagValues) -> Iterator[str]:
     for other in flag.relations.excludes:
-        if other in flags.given:
+        if other in flags.effective:
             yield f"{flags.shown(flag.name)} and {flags.shown(other)} exclude each other: leave one out"
 
 
@@ -131,13 +144,13 @@ def _in_wrong_unit(iters: str, samples: str, flags: FlagValues) -> Iterator[str]
     length, right, wrong = ("--train-iters", iters, samples)
     if has_samples(flags):
         length, right, wrong = ("--train-samples", samples, iters)
-    if wrong in flags.given:
+    if wrong in flags.effective:
         yield f"{flags.shown(wrong)} beside {flags.shown(length)}: use {right} with {length}"
 
 
 def _unmet(flag: Flag, condition: Condition, notes: dict[str, str], flags: FlagValues) -> Iterator[str]:
     """Tell that a flag needs another, or put into ``notes`` that it has no effect and may stand there all the same."""
-    if condition.holds(flags):
+    if condition.holds(flags) or condition.is_switched_off(flags):
         return
     if condition.note:
         notes[flag.name] = condition.note
@@ -195,7 +208,7 @@ def _check_rampup(flags: FlagValues) -> Iterator[str]:
         lengths = [
             f"{samples} {sizes.first_sample(flags[iters])}"
             for iters, samples in (("--train-iters", "--train-samples"), *_IN_STEPS_AND_SAMPLES)
-            if iters in flags.given
+            if iters in flags.effective
         ]
         yield f"{shown} counts samples, and so does the run then: in place of steps give {' '.join(lengths)}"
 

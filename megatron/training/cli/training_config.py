@@ -30,6 +30,7 @@ from megatron.training.cli.value_types import (
     TOKENIZER,
     TokenizerType,
     only,
+    or_off,
 )
 
 REGULARIZATION, OPTIMIZER = "regularization", "optimizer"
@@ -41,18 +42,21 @@ _HAS_FILES = Condition(
     note="--mock-data makes up its tokens, which are neither split nor kept",
 )
 _OF_TRAIN_FILES = Relations(needs=(given("--train-data-path"),))
-_OF_GROWING_DECAY = Relations(
-    needs=(
-        Condition(
-            lambda flags: flags["--weight-decay-incr-style"] != "constant", "--weight-decay-incr-style linear or cosine"
-        ),
-    )
+_GROWS = Condition(
+    lambda flags: flags["--weight-decay-incr-style"] != "constant", "--weight-decay-incr-style linear or cosine"
 )
 _IS_WSD = equals("--lr-decay-style", "WSD")
 _OF_WSD = Relations(needs=(_IS_WSD,))
 _OF_FP16 = Relations(needs=(given("--fp16"),))
 _OF_SAVE = Relations(needs=(given("--save"),))
 _OF_LOAD = Relations(needs=(given("--load"),))
+
+
+def _of_growing_decay(name: str) -> Relations:
+    """Relate an end of a weight decay that grows; one that stays constant may repeat its value there."""
+    return Relations(
+        needs=(_GROWS,), idle=lambda flags: not _GROWS.holds(flags) and bool(flags[name] == flags["--weight-decay"])
+    )
 
 
 @config_dataclass
@@ -143,7 +147,10 @@ class OptimizerConfig:
         NOT_NEGATIVE,
         default=0.01,
         group=REGULARIZATION,
-        relations=Relations(needs=(equals("--weight-decay-incr-style", "constant"),)),
+        relations=Relations(
+            needs=(equals("--weight-decay-incr-style", "constant"),),
+            idle=lambda flags: flags["--start-weight-decay"] == flags["--weight-decay"] == flags["--end-weight-decay"],
+        ),
     )
     weight_decay_incr_style: Literal["constant", "linear", "cosine"] = flag(
         "How weight decay grows from --start-weight-decay to --end-weight-decay over the run.",
@@ -157,7 +164,7 @@ class OptimizerConfig:
             "Weight decay of the first step.",
             NOT_NEGATIVE,
             group=REGULARIZATION,
-            relations=_OF_GROWING_DECAY,
+            relations=_of_growing_decay("--start-weight-decay"),
         ),
     )
     end_weight_decay: float = computed(
@@ -167,7 +174,7 @@ class OptimizerConfig:
             "Weight decay of the last step.",
             NOT_NEGATIVE,
             group=REGULARIZATION,
-            relations=_OF_GROWING_DECAY,
+            relations=_of_growing_decay("--end-weight-decay"),
         ),
     )
     clip_grad: float = flag(
@@ -243,8 +250,8 @@ class OptimizerConfig:
 
 LOSS_SCALE_OPTIONS = {
     "constant": flag(
-        "With --fp16: a constant scale of the loss instead of one that adapts.",
-        LOSS_SCALE,
+        "With --fp16: a constant scale of the loss; 0 for one that adapts, which is the default.",
+        or_off(LOSS_SCALE),
         name="--loss-scale",
         relations=Relations(
             needs=_OF_FP16.needs,
@@ -281,7 +288,10 @@ class CheckpointConfig:
         "Folder for checkpoints, which all hosts see. The end of the run is saved always.", default=None
     )
     save_interval: int | None = flag(
-        "With --save: steps from one checkpoint to the next.", COUNT, default=None, relations=_OF_SAVE
+        "With --save: steps from one checkpoint to the next; 0 saves at the end alone.",
+        or_off(COUNT),
+        default=None,
+        relations=_OF_SAVE,
     )
     keep_last: int | None = flag(
         "With --save: checkpoints to keep; without it all.",
@@ -300,8 +310,8 @@ class CheckpointConfig:
         "Folder of checkpoints, saved under any plan; the run goes on where the newest ends.", default=None
     )
     load_step: int | None = flag(
-        "With --load: the checkpoint of this step instead.",
-        COUNT,
+        "With --load: the checkpoint of this step instead; 0 for the newest.",
+        or_off(COUNT),
         name="--ckpt-step",
         default=None,
         relations=_OF_LOAD,
@@ -349,12 +359,16 @@ class RunConfig:
         "Steps from one evaluation to the next.",
         COUNT,
         default=1000,
-        relations=Relations(needs=(Condition(lambda flags: flags["--eval-iters"] > 0, "--eval-iters above 0"),)),
+        relations=Relations(
+            needs=(Condition(lambda flags: flags["--eval-iters"] > 0, "--eval-iters above 0", switch="--eval-iters"),)
+        ),
     )
-    exit_interval: int | None = flag("Save and leave after a step that is a multiple of this.", COUNT, default=None)
+    exit_interval: int | None = flag(
+        "Save and leave after a step that is a multiple of this; 0 for never.", or_off(COUNT), default=None
+    )
     exit_duration_minutes: float | None = flag(
-        "Save and leave after this time. SIGTERM does so at once.",
-        POSITIVE,
+        "Save and leave after this time; 0 for never. SIGTERM does so at once.",
+        or_off(POSITIVE),
         name="--exit-duration-in-mins",
         default=None,
     )

@@ -90,6 +90,20 @@ def integer(minimum: int, maximum: int = MOST) -> ValueType[int]:
     return ValueType(shown="N", limit=f"a whole number of at least {minimum} and at most {maximum}", parse=parse)
 
 
+def or_off(wanted: ValueType[T]) -> ValueType[T | None]:
+    """Accept 0 as well, for ``None``: that is how scripts of Megatron-LM switch something off."""
+
+    def parse(text: str) -> T | None:
+        try:
+            if float(text) == 0:
+                return None
+        except ValueError:
+            pass
+        return wanted.parse(text)
+
+    return ValueType(shown=wanted.shown, limit=f"{wanted.limit}, or 0 for none", parse=parse)
+
+
 def number(limit: str, accepts: Callable[[float], bool]) -> ValueType[float]:
     """Accept finite numbers that ``accepts`` lets pass; ``limit`` puts that into words."""
 
@@ -168,6 +182,7 @@ SEED = integer(0, 2**32 - 1)
 PROCESSES = integer(0, 1024)
 BELOW_1 = number("a number from 0 to below 1", lambda x: 0 <= x < 1)
 FRACTION = number("a number above 0 and up to 1", lambda x: 0 < x <= 1)
+FRACTION_FROM_0 = number("a number from 0 to 1", lambda x: 0 <= x <= 1)
 PORT = integer(1, 2**16 - 1)
 RANKS = dataclasses.replace(COUNT_FROM_0, shown="RANK")
 NAME = text("NAME", str)

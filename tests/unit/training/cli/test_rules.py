@@ -9,9 +9,10 @@ import pytest
 
 from hetero.errors import ConfigError
 from megatron.training.cli import derived, rules
+from megatron.training.cli.arguments import parse_args
 from megatron.training.cli.config import FLAGS
-from megatron.training.cli.fields import FlagValues
-from tests.helpers.flags import GROWING_DECAY, MOE, ROPE, SCALED, WSD, parse
+from megatron.training.cli.fields import Flag, FlagValues
+from tests.helpers.flags import GROWING_DECAY, MOE, ROPE, SCALED, WSD, command, parse
 
 
 @pytest.mark.parametrize(
@@ -120,8 +121,8 @@ def test_a_plan_states_what_the_uniform_plans_flags_would(flag: str) -> None:
         ("--hetero-plan-out p.json", "", "--hetero-plan-out p.json has no effect without a cluster and no plan"),
         ("--hetero-cluster c --hetero-plan p --hetero-data-sheets", "--micro-batch-size", "has no effect without"),
         ("--num-query-groups 2", "", "--num-query-groups 2 has no effect without --group-query-attention"),
-        ("--rotary-base 10000", "", "has no effect without --position-embedding-type rope"),
-        ("--moe-router-topk 2", "", "--moe-router-topk 2 has no effect without --num-experts"),
+        ("--rotary-base 500000", "", "has no effect without --position-embedding-type rope"),
+        ("--moe-router-topk 1", "", "--moe-router-topk 1 has no effect without --num-experts"),
         (
             f"{MOE} --moe-router-load-balancing-type none",
             "",
@@ -129,6 +130,8 @@ def test_a_plan_states_what_the_uniform_plans_flags_would(flag: str) -> None:
         ),
         ("--lr-wsd-decay-iters 10", "", "has no effect without --lr-decay-style WSD"),
         ("--start-weight-decay 0.1", "", "has no effect without --weight-decay-incr-style linear or cosine"),
+        ("--weight-decay 0.1 --end-weight-decay 0.2", "", "has no effect without --weight-decay-incr-style linear or"),
+        ("--bf16 --min-loss-scale 2", "", "--min-loss-scale 2.0 has no effect without --fp16"),
         (f"{GROWING_DECAY} --weight-decay 0.1", "", "--weight-decay 0.1 has no effect"),
         ("--data-path a --tokenizer-model t", "--mock-data", "--tokenizer-model t has no effect"),
         ("--train-data-path a --split 1", "--mock-data", "--split 1 has no effect without --data-path"),
@@ -187,6 +190,57 @@ def test_refused(flags: str, without: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse(flags, without=without)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "same_as"),
+    [
+        # With these values Megatron-LM does nothing either.
+        ("--lr-warmup-samples 0", ""),
+        ("--lr-warmup-samples 0 --lr-warmup-iters 10", "--lr-warmup-iters 10"),
+        ("--lr-warmup-iters 0 --lr-warmup-fraction 0.1", "--lr-warmup-fraction 0.1"),
+        ("--lr-warmup-iters 0 --train-samples 80", "--train-samples 80"),
+        ("--exit-interval 0 --exit-duration-in-mins 0", ""),
+        ("--save s --save-interval 0", "--save s"),
+        ("--save-interval 0 --ckpt-step 0", ""),
+        ("--load s --ckpt-step 0", "--load s"),
+        ("--fp16 --loss-scale 0", "--fp16"),
+        ("--fp16 --loss-scale 0 --hysteresis 1", "--fp16 --hysteresis 1"),
+        ("--fp16 --loss-scale 8 --min-loss-scale 1.0", "--fp16 --loss-scale 8"),
+        ("--bf16 --loss-scale 0 --min-loss-scale 1.0", "--bf16"),
+        ("--cpu-offloading-num-layers 0 --recompute-granularity full", "--recompute-granularity full"),
+        ("--weight-decay 0.1 --start-weight-decay 0.1 --end-weight-decay 0.1", "--weight-decay 0.1"),
+    ],
+)
+def test_values_that_do_nothing_are_accepted(flags: str, same_as: str) -> None:
+    without = "--train-iters" if "--train-samples" in flags else ""
+    assert parse(flags, without=without) == parse(same_as, without=without)
+
+
+def test_details_of_what_is_switched_off_are_accepted() -> None:
+    """Without --eval-iters 0, whose default that is, an interval would evaluate nothing by mistake."""
+    assert parse("--eval-iters 0 --eval-interval 50").run.eval_iters == 0
+    with pytest.raises(ConfigError, match="has no effect without --eval-iters above 0"):
+        parse("--eval-interval 50")
+    assert parse("--num-experts 0 --moe-router-topk 1 --moe-aux-loss-coeff 0.01").model.num_experts is None
+    assert not parse("--optimizer-offload-fraction 0").parallel.optimizer_cpu_offload
+
+
+def test_a_weight_decay_that_grows_from_itself_to_itself() -> None:
+    ends = "--start-weight-decay 0.1 --end-weight-decay 0.1"
+    config = parse("--weight-decay-incr-style linear --weight-decay 0.1", ends)
+    assert config.optimizer.start_weight_decay == config.optimizer.end_weight_decay == 0.1
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [flag for flag in FLAGS if not flag.is_switch and flag.default not in (None, ()) and flag.default != "none"],
+    ids=lambda flag: flag.name,
+)
+def test_a_default_that_is_given_changes_nothing(flag: Flag) -> None:
+    values = flag.default if isinstance(flag.default, tuple) else (flag.default,)
+    words = [word for word in command() if word != flag.name]
+    assert parse_args([*words, flag.name, *map(str, values)]) == parse_args(words)
 
 
 @pytest.mark.parametrize("module", [rules, derived])
