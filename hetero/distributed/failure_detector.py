@@ -279,15 +279,15 @@ class FailureDetector:
         while absent and time.monotonic() < deadline:
             time.sleep(0.1)
             absent = [rank for rank in absent if not self._answered(rank)]
-        failed = [f"{self.describe(rank)} failed with {cause}" for rank, cause in self._told("cause")]
+        failed = self._errors("cause")
         started = [rank for rank in absent if self._has(f"host/{rank}")]
-        broken = [f"{self.describe(rank)} failed with {text}" for rank, text in self._told("broken")]
         if started:
             gone = " and ".join(self.describe(rank) + self._last_words(rank) for rank in started)
             failed.append(f"{gone}, did not answer and must have died; start again without what was lost")
         if expected := [rank for rank in absent if rank not in started]:
             failed.append(f"ranks {number_ranges(expected)} had not arrived yet")
         if not failed:
+            broken = self._errors("broken")
             failed = self._standstill(broken) or [*broken, "every rank still answers"]
         return f"{'; '.join(failed)}. Training stopped on all ranks."
 
@@ -332,6 +332,13 @@ class FailureDetector:
 
     def _answered(self, rank: int) -> bool:
         return any(self._has(f"{key}/{rank}") for key in ("alive", "done", "cause"))
+
+    def _errors(self, key: str) -> list[str]:
+        """List the errors that ranks left under ``key``, each once with all ranks that have it."""
+        ranks_with: dict[str, list[str]] = {}
+        for rank, error in self._told(key):
+            ranks_with.setdefault(error, []).append(self.describe(rank))
+        return [f"{' and '.join(ranks)} failed with {error}" for error, ranks in ranks_with.items()]
 
     def _told(self, key: str) -> list[tuple[int, str]]:
         """What each rank left under ``key``, for those that did."""

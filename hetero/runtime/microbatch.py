@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from hetero.errors import HeteroError
+
 
 @dataclass(frozen=True, slots=True)
 class Microbatch:
@@ -42,6 +44,9 @@ class DataPrefetcher:
 
     Args:
         data: microbatches in the memory of the host, of one step after the other, all of the same shapes.
+
+    Attributes:
+        error: why the next step's could not be read, ``None`` if they could.
     """
 
     def __init__(self, data: Iterator[Sequence[Microbatch]], device: torch.device) -> None:
@@ -50,10 +55,21 @@ class DataPrefetcher:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._staging = StagingBuffers(pinned=True) if self._stream is not None else None
         self._next: list[Microbatch] | None = None
+        self.error: HeteroError | None = None
 
     def fetch(self) -> None:
-        """Read the next step's microbatches and start copying them, if there are any and nobody has done so."""
-        if self._next is not None or (batches := next(self._data, None)) is None:
+        """Read the next step's microbatches and start copying them, unless they are there or the data is at its end.
+
+        What is wrong with them is raised where they are taken: the step before does not need them.
+        """
+        if self._next is not None or self.error is not None:
+            return
+        try:
+            batches = next(self._data, None)
+        except HeteroError as error:
+            self.error = error
+            return
+        if batches is None:
             return
         if self._staging is not None:
             batches = self._staging.fill(batches)
@@ -65,8 +81,11 @@ class DataPrefetcher:
 
         Raises:
             StopIteration: there are no more.
+            HeteroError: reading them failed.
         """
         self.fetch()
+        if self.error is not None:
+            raise self.error
         if self._next is None:
             raise StopIteration
         batches, self._next = self._next, None

@@ -55,7 +55,7 @@ class StepResult:
     grad_norm: 2-norm of the whole gradient before clipping, every element of the model once.
     skipped: the norm was not finite, and no rank changed a weight.
     loss_scale: by which this step's loss was multiplied; 1 unless training is fp16.
-    stop: some rank has been told to end.
+    stop: some rank has been told to end, or cannot read the data of the next step.
     votes: sums over all ranks of what each had to say beside.
     """
 

@@ -92,15 +92,28 @@ class TrainingSession:
     def step(self, *, wants_stop: Callable[[], bool] = _never) -> StepResult:
         """The next step; collective over the world.
 
+        Its result says ``stop`` on all ranks where one of them has been told to end, or could not read the data of the
+        step after this one: :meth:`read_ahead` then says why.
+
         Args:
-            wants_stop: whether this rank has been told to end, asked when its gradients are there; all ranks hear of
-                it in the result.
+            wants_stop: whether this rank has been told to end, asked when its gradients are there.
 
         Raises:
             NotFiniteError: a loss or a gradient is not finite; on every rank, and before anybody can save.
         """
         self.compute_gradients()
         return self.update(wants_stop=wants_stop())
+
+    def read_ahead(self) -> None:
+        """Read the next step's data, if this rank reads any and has not done so.
+
+        Raises:
+            HeteroError: they cannot be read.
+        """
+        if self._data is not None:
+            self._data.fetch()
+            if self._data.error is not None:
+                raise self._data.error
 
     def compute_gradients(self) -> None:
         """The first half of :meth:`step`, after which the gradients can be looked at."""
@@ -114,6 +127,7 @@ class TrainingSession:
         """The second half of :meth:`step`; before it waits for the device, the next step's data are on their way."""
         if self._data is not None:
             self._data.fetch()
+            wants_stop |= self._data.error is not None
         result = self.trainer.update(wants_stop=wants_stop)
         self.steps_done += 1
         if self._check_for_nan and not result.is_finite:

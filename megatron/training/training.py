@@ -404,6 +404,8 @@ class _Run:
         num_steps, start_step = self.config.run.train_iters, self.session.steps_done
         if start_step >= num_steps:
             self._say(f"step {start_step} is done and --train-iters is {num_steps}: nothing left to train")
+        self.detector.doing = "reading the first samples"
+        on_all_ranks(self.session.read_ahead)
         # What exists by now stays: looking through it for garbage again and again took a third of small steps.
         gc.collect()
         gc.freeze()
@@ -439,6 +441,8 @@ class _Run:
                 with self._outside_steps("evaluating"):
                     self._evaluate(step, last=last)
             if last:
+                if result.stop:
+                    on_all_ranks(self.session.read_ahead)
                 if step < num_steps:
                     self._say(f"stopped after step {step} of {num_steps}")
                 return

@@ -23,6 +23,7 @@ from tests.helpers.host_training import left_to_hosts
 from tests.helpers.models import MOE_FLAGS
 from tests.helpers.small_tokenizers import write_word_level
 from tests.helpers.synthetic_profiles import profile
+from tests.unit.training.corpora import write_corpus
 from tools import preprocess_data
 from tools.convert_checkpoint import main as convert
 
@@ -210,6 +211,45 @@ def test_a_loss_that_is_no_number_ends_the_run(in_background: bool, tmp_path: Pa
         said,
     ), said
     assert published_steps(tmp_path / "out") == [1]
+
+
+@pytest.mark.rotates("readers")
+@pytest.mark.parametrize("num_workers", ["0", "1"])
+def test_ids_that_the_tokenizer_lacks_end_the_run(num_workers: str, tmp_path: Path) -> None:
+    """Rank 1 alone reads one, in step 2: both end with one message and exit code 2, and step 1 is not lost."""
+    corpus = corpus_of_late_tokens(tmp_path / "corpus")
+    flags = {"micro_batch_size": "1", "data_path": corpus, "split": "1", "seed": "12", "num_workers": num_workers}
+    run = forked(2, without_mock_data(command_line(**flags, save=str(tmp_path / "out"))))
+    assert run.returncode == 2
+    (said,) = [line for line in run.stderr.splitlines() if line.startswith("hetero: ")]
+    assert said == (
+        f"hetero: on ranks 1: sample 10: {corpus}: token id 61 in sequence 716 at position 92, NullTokenizer has ids "
+        "from 0 to 60: raise --vocab-size, or preprocess the text again"
+    )
+    assert "Traceback" not in run.stderr
+    assert published_steps(tmp_path / "out") == [1]
+
+
+def test_ids_that_the_tokenizer_lacks_end_an_evaluation(tmp_path: Path) -> None:
+    """Rank 1 ends alone and rank 0 by its failure detector, after the step was saved."""
+    corpus = corpus_of_late_tokens(tmp_path / "corpus")
+    good = corpus_of_late_tokens(tmp_path / "good", token=0)
+    flags = {"micro_batch_size": "1", "train_data_path": good, "valid_data_path": corpus, "seed": "10"}
+    flags |= {"eval_iters": "1", "eval_interval": "1", "save": str(tmp_path / "out"), "save_interval": "1"}
+    run = forked(2, without_mock_data(command_line(**flags)))
+    assert run.returncode in (2, 3)
+    assert f"{corpus}: token id 61 in sequence " in run.stderr
+    assert "Traceback" not in run.stderr
+    assert published_steps(tmp_path / "out") == [1]
+
+
+def corpus_of_late_tokens(prefix: Path, *, token: int = 61) -> str:
+    """More good tokens than are looked at when a run starts, and a tenth of them after that is ``token``."""
+    return write_corpus(prefix, [*[[i % 61] * 100 for i in range(660)], *[[token] * 100] * 66])
+
+
+def without_mock_data(argv: list[str]) -> list[str]:
+    return [word for word in argv if word != "--mock-data"]
 
 
 def test_steps_without_a_loss_are_skipped_where_that_is_asked_for(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from hetero.errors import ConfigError
 from hetero.runtime.microbatch import DataPrefetcher, Microbatch, StagingBuffers
 
 CPU = torch.device("cpu")
@@ -38,6 +39,22 @@ def test_every_step_is_given_once_and_in_order() -> None:
         assert read == list(range(min(number + 2, 3))), "one step ahead, and no more"
     with pytest.raises(StopIteration):
         data.take()
+
+
+def test_an_error_is_raised_by_the_step_that_it_belongs_to() -> None:
+    """The step before has its data, and may be finished and saved."""
+
+    def one_step() -> Iterator[list[Microbatch]]:
+        yield step_of(0)
+        raise ConfigError("sample 2 is wrong")
+
+    data = DataPrefetcher(one_step(), CPU)
+    assert tokens(data.take()) == [0, 1]
+    data.fetch()
+    assert str(data.error) == "sample 2 is wrong"
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="sample 2 is wrong"):
+            data.take()
 
 
 def test_a_buffer_stays_as_it_is_until_the_call_after_the_next() -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import multiprocessing
 import os
+import re
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from tests.unit.training.corpora import EOD, SEQ, byte_level, data_config, write
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from megatron.core.datasets.indexed_dataset import DType
+    from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
 
 
 @pytest.fixture
@@ -163,14 +164,15 @@ def test_damaged_files_are_named(corpus: str, suffix: str, content: bytes | None
         (34 + 4 * 40 + 8 * 7, 10**15, "its lengths and offsets do not agree"),
         (34 + 4 * 40 + 8 * 7, 0, "its lengths and offsets do not agree"),
         (34 + 12 * 40 + 8 * 7, 2**40, "its documents do not ascend"),
-        (34 + 12 * 40 + 8 * 40, 41, "its documents do not end with its 40 sequences"),
+        (34 + 12 * 40, -1, "its documents do not begin with its first sequence"),
+        (34 + 12 * 40 + 8 * 40, 41, "its documents end after 41 of 40 sequences"),
     ],
 )
 def test_an_index_that_contradicts_itself_is_named(corpus: str, at: int, value: int, message: str) -> None:
     """megatron-core reads where the offsets say, in C++."""
     index = Path(corpus + ".idx")
     content = bytearray(index.read_bytes())
-    content[at : at + 8] = value.to_bytes(8, "little")
+    content[at : at + 8] = (value % 2**64).to_bytes(8, "little")
     index.write_bytes(content)
     with pytest.raises(ConfigError, match=rf"corpus\.idx: .*{message}"):
         build_dataset(data_config(data_path=(corpus,)), byte_level(), split="train", num_samples=1)
@@ -191,7 +193,9 @@ def test_tokens_below_zero_are_refused(tmp_path: Path) -> None:
     index = bytearray(Path(prefix + ".idx").read_bytes())
     index[17] = DType.int16.value
     Path(prefix + ".idx").write_bytes(index)
-    with pytest.raises(ConfigError, match="holds token id -2"):
+    with pytest.raises(
+        ConfigError, match="token id -2 in sequence 0 at position 3, ByteLevelTokenizer has ids from 0 to"
+    ):
         build_dataset(data_config(train_data_path=(prefix,)), byte_level(), split="train", num_samples=1)
 
 
@@ -216,8 +220,128 @@ def test_too_few_tokens(corpus: str, overrides: dict[str, Any], message: str) ->
 
 
 def test_data_of_another_tokenizer_are_refused(corpus: str) -> None:
-    with pytest.raises(ConfigError, match="holds token id 256, the tokenizer's ids end at 99"):
+    message = "corpus: token id 256 in sequence 0 at position 8, NullTokenizer has ids from 0 to 99: raise --vocab-size"
+    with pytest.raises(ConfigError, match=message):
         build_dataset(data_config(data_path=(corpus,)), NullTokenizer(vocab_size=100), split="train", num_samples=1)
+
+
+LATE = 2**16 + 100
+"""Tokens in front of the first wrong one: more than are looked at when a run starts."""
+
+LONG = 1024
+"""Tokens of a sample, so that few samples read them all."""
+
+
+def corpus_with_a_late_token(prefix: Path, dtype: type[np.integer[Any]], token: int) -> str:
+    """Sequence 0 has ids that every tokenizer has, sequence 1 has ``token`` at position 5."""
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
+    good, bad = np.ones(LATE, dtype), np.ones(2 * LONG, dtype)
+    bad[5] = token
+    for ids in (good, bad):
+        builder.add_document(ids, [len(ids)])
+    builder.finalize(f"{prefix}.idx")
+    return str(prefix)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "vocab_size", "token"),
+    [
+        (np.uint16, 100, 100),
+        (np.uint16, 100, 2**16 - 1),
+        (np.int32, 100, 2**31 - 1),
+        (np.int32, 100, -1),
+        (np.int64, 2**20, -(2**63)),
+        # Their largest id is below the vocabulary.
+        (np.int8, 200, -1),
+        (np.int16, 2**17, -1),
+    ],
+)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_ids_that_the_tokenizer_lacks_are_named_where_they_are_read(
+    tmp_path: Path, dtype: type[np.integer[Any]], vocab_size: int, token: int, num_workers: int
+) -> None:
+    """In one line also if another process reads, and with the corpus of the blend that has them."""
+    good = write_corpus(tmp_path / "good", [[1] * LATE])
+    bad = corpus_with_a_late_token(tmp_path / "bad", dtype, token)
+    num_steps = 2 * (LATE // LONG + 2) // 12 + 1
+    dataset = build_dataset(
+        data_config(train_data_path=("1", good, "1", bad), seq_length=LONG),
+        NullTokenizer(vocab_size=vocab_size),
+        split="train",
+        num_samples=12 * num_steps,
+    )
+    a_plan = one_rank_plan()
+    place = a_plan.placement(0)
+    assert place is not None
+    steps = microbatches(dataset, a_plan, place, first_step=0, num_steps=num_steps, num_workers=num_workers)
+    with pytest.raises(ConfigError) as caught:
+        for _ in steps:
+            pass
+    assert re.fullmatch(
+        rf"sample [0-9]+: {bad}: token id {token} in sequence 1 at position 5, NullTokenizer has ids from 0 to "
+        rf"{vocab_size - 1}: raise --vocab-size, or preprocess the text again",
+        str(caught.value),
+    )
+
+
+@pytest.mark.parametrize(("dtype", "vocab_size"), [(np.uint16, 2**16 + 1), (np.int8, 2**7), (np.int32, 2**31)])
+def test_the_largest_id_of_a_type_may_be_one_of_the_tokenizer(
+    tmp_path: Path, dtype: type[np.integer[Any]], vocab_size: int
+) -> None:
+    largest = int(np.iinfo(dtype).max)
+    prefix = corpus_with_a_late_token(tmp_path / "corpus", dtype, largest)
+    dataset = build_dataset(
+        data_config(train_data_path=(prefix,), seq_length=LONG),
+        NullTokenizer(vocab_size=vocab_size),
+        split="train",
+        num_samples=LATE // LONG + 2,
+    )
+    assert largest in {token for i in range(len(dataset)) for token in dataset[i]["labels"].tolist()}
+
+
+def test_tokens_that_are_no_integers(tmp_path: Path) -> None:
+    prefix = write_corpus(tmp_path / "corpus", [[1] * 40])
+    index = bytearray(Path(prefix + ".idx").read_bytes())
+    index[17] = DType.float32.value
+    Path(prefix + ".idx").write_bytes(index)
+    with pytest.raises(ConfigError, match=r"corpus\.idx: says that token ids are float32, must be integers"):
+        build_dataset(data_config(train_data_path=(prefix,)), byte_level(), split="train", num_samples=1)
+
+
+@pytest.mark.parametrize("ended", [0, 2])
+def test_sequences_that_no_document_ends_with(tmp_path: Path, ended: int) -> None:
+    """Whoever writes sequences one by one has to end documents; megatron-core reads such files no more than we do."""
+    prefix = str(tmp_path / "corpus")
+    builder = IndexedDatasetBuilder(prefix + ".bin", dtype=np.uint16)
+    for i in range(3):
+        builder.add_item(torch.ones(40, dtype=torch.int32))
+        if i < ended:
+            builder.end_document()
+    builder.finalize(prefix + ".idx")
+    with pytest.raises(AssertionError):
+        IndexedDataset(prefix)
+    message = rf"corpus\.idx: its documents end after {ended} of 3 sequences; .*end_document\(\) after the last item"
+    with pytest.raises(ConfigError, match=message):
+        build_dataset(data_config(train_data_path=(prefix,)), byte_level(), split="train", num_samples=1)
+
+
+def test_indices_follow_the_lengths_of_all_documents(tmp_path: Path) -> None:
+    """Also where the first quarter of a million are the same, as is the size of the files."""
+    first = np.full(2**18, 1)
+
+    def rows(last: list[int], cache: str) -> list[list[int]]:
+        lengths = [*first, *last]
+        builder = IndexedDatasetBuilder(str(tmp_path / "corpus.bin"), dtype=np.uint16)
+        builder.add_document(np.arange(sum(lengths)) % 250, lengths)
+        builder.finalize(str(tmp_path / "corpus.idx"))
+        config = data_config(
+            data_path=(str(tmp_path / "corpus"),), split="1", data_cache_path=tmp_path / cache, seq_length=LONG
+        )
+        dataset = build_dataset(config, byte_level(), split="train", num_samples=2**18 // LONG)
+        return [tokens(dataset, i) for i in range(0, len(dataset), 2**18 // LONG // 8)]
+
+    rows([90, 10], "cache")
+    assert rows([10, 90], "cache") == rows([10, 90], "other cache")
 
 
 @pytest.mark.parametrize(
