@@ -231,7 +231,7 @@ def test_ids_that_the_tokenizer_lacks_end_the_run(num_workers: str, tmp_path: Pa
 
 
 def test_ids_that_the_tokenizer_lacks_end_an_evaluation(tmp_path: Path) -> None:
-    """Rank 1 ends alone and rank 0 by its failure detector, after the step was saved."""
+    """All end with its place named, by themselves or by the failure detector, and the step before was saved."""
     corpus = corpus_of_late_tokens(tmp_path / "corpus")
     good = corpus_of_late_tokens(tmp_path / "good", token=0)
     flags = {"micro_batch_size": "1", "train_data_path": good, "valid_data_path": corpus, "seed": "10"}
