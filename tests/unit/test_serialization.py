@@ -285,3 +285,18 @@ def test_near_match() -> None:
     assert near_match("num", ["hidden_size", "num_layers"]) == " (did you mean 'num_layers'?)"
     assert near_match("", ["hidden_size", "num_layers"]) == ""
     assert near_match("zzz", ["hidden_size", "num_layers"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "meant"),
+    [
+        ("--master-addr", "--mup-base-head-dim", False),
+        ("--deepspeed", "--seed", False),
+        ("tpu", "cpu", False),
+        ("slwo", "slow", True),
+        ("--num_layers", "--num-layers", True),
+        ("ByteTokenizer", "ByteLevelTokenizer", True),
+    ],
+)
+def test_only_a_word_that_is_near_is_suggested(word: str, known: str, meant: bool) -> None:
+    assert near_match(word, [known, "zzzz"]) == (f" (did you mean {known!r}?)" if meant else "")

@@ -2,7 +2,8 @@
 
 Ignoring one of them would train another model than the user asked for, on other data or for another time, or save or
 load something else; what may be ignored is in :mod:`.without_effect`. The names are those of Megatron-LM from
-megatron-core 0.11 to 0.17, older ones only where scripts in the wild still use them.
+megatron-core 0.11 to 0.17, older ones only where scripts in the wild still use them. Two more programs have their
+flags here, as command lines that are moved to this one bring them along: FlagScale and torchrun.
 """
 
 from collections.abc import Mapping
@@ -90,7 +91,7 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     ),
     (
         "expert parallelism is not there yet, every rank of a stage holds all its experts: leave it out",
-        "--expert-tensor-parallel-size --moe-extended-tp",
+        "--expert-tensor-parallel-size --expert-tensor-parallel-size-per-process-mesh --moe-extended-tp",
     ),
     (
         "leave it out: --use-distributed-optimizer shares fp32 state among all holders, and optimizer_share of the "
@@ -136,7 +137,54 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         "--distributed-timeout-minutes sets how long a collective may take",
         "--use-tp-pp-dp-mapping --distributed-timeout-seconds-after-init --lazy-mpu-init --fake-process-group",
     ),
-    ("start with torchrun, which tells each process its rank in the environment", "--local-rank"),
+    ("start with torchrun, which tells each process its rank in the environment", "--local-rank --local_rank"),
+    (
+        "it is a flag of torchrun and stands before the program: torchrun FLAGS-OF-TORCHRUN pretrain_gpt.py FLAGS; "
+        "'hetero launch PLAN.json' writes that line for each host",
+        """
+        --nnodes --nproc-per-node --nproc_per_node --node-rank --node_rank --master-addr --master_addr --master-port
+        --master_port --standalone --rdzv-backend --rdzv_backend --rdzv-endpoint --rdzv_endpoint --rdzv-id --rdzv_id
+        --rdzv-conf --rdzv_conf --local-addr --local_addr --max-restarts --max_restarts --monitor-interval
+        --monitor_interval --start-method --start_method --role --module --no-python --no_python --run-path --run_path
+        --log-dir --log_dir --redirects --tee --local-ranks-filter --local_ranks_filter --logs-specs --logs_specs
+        --event-log-handler --event_log_handler --duplicate-stdout-filters --duplicate_stdout_filters
+        --duplicate-stderr-filters --duplicate_stderr_filters --numa-binding --numa_binding --signals-to-handle
+        --signals_to_handle --shutdown-timeout --shutdown_timeout --virtual-local-rank --virtual_local_rank
+        """,
+    ),
+    # FlagScale's uneven parallelism, by the arguments that its training scripts add to Megatron-LM's.
+    (
+        "write it into a plan (docs/plan_format.md) and pass that with --hetero-plan: the five numbers of a mesh are tp, "
+        "cp, ep, dp and pp, so it stands for pp stages with that tp on tp x dp ranks each; cp and ep are 1 here",
+        "--hetero-process-meshes",
+    ),
+    (
+        "write it into a plan (docs/plan_format.md) and pass that with --hetero-plan: each number is end_layer less "
+        "first_layer of a stage, in the order of the pipeline",
+        "--hetero-pipeline-layer-split",
+    ),
+    (
+        "write it into a plan (docs/plan_format.md) and pass that with --hetero-plan: each stage has its device, and "
+        "--hetero-cluster says which node has which",
+        "--hetero-device-types --hetero-current-device-type",
+    ),
+    (
+        "leave it out and write what differs between GPUs into a plan (docs/plan_format.md), which --hetero-plan "
+        "reads; 'hetero plan' computes one for a cluster",
+        "--enable-hetero",
+    ),
+    (
+        "write it into a plan (docs/plan_format.md) and pass that with --hetero-plan: each stage has its recompute",
+        """
+        --recompute-granularity-per-stage-micro-batch --recompute-method-per-stage-micro-batch
+        --recompute-num-layers-per-stage-micro-batch
+        """,
+    ),
+    (
+        "leave it out where GPUs reach each other; where they do not, --distributed-backend gloo communicates through "
+        "the hosts",
+        "--hetero-use-cpu-communication",
+    ),
     # Optimizer.
     (
         "the optimizer is AdamW: leave it out, or use --adam-beta1, --adam-beta2 and --adam-eps",

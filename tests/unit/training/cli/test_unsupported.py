@@ -2,6 +2,7 @@
 
 import pytest
 from rich.console import Console
+from torch.distributed.run import get_args_parser
 
 from hetero.errors import ConfigError
 from megatron.training.cli import unsupported, without_effect
@@ -59,6 +60,44 @@ def test_each_is_refused_by_name_with_advice(form: str) -> None:
 )
 def test_advice(flag: str, advice: str) -> None:
     assert advice in UNSUPPORTED_FLAGS[flag]
+
+
+def test_flags_of_flagscale_are_sent_to_a_plan_each_with_what_it_becomes_there() -> None:
+    """As FlagScale's examples write them: two meshes, and layers of unlike stages."""
+    with pytest.raises(ConfigError) as error:
+        parse(
+            "--enable-hetero --hetero-process-meshes 2 1 1 4 1 2 1 4 4 1 --hetero-pipeline-layer-split 20 12 "
+            "--hetero-device-types A800 BI150 --hetero-current-device-type A800 --hetero-use-cpu-communication"
+        )
+    lines = str(error.value).splitlines()
+    assert [line.split()[0] for line in lines] == [
+        *("--enable-hetero", "--hetero-process-meshes", "--hetero-pipeline-layer-split", "--hetero-device-types"),
+        *("--hetero-current-device-type", "--hetero-use-cpu-communication"),
+    ]
+    assert all("plan (docs/plan_format.md)" in line for line in lines[:5])
+    assert "tp, cp, ep, dp and pp" in lines[1]
+    assert "first_layer" in lines[2]
+
+
+def test_every_flag_of_torchrun_is_sent_before_the_program() -> None:
+    """By the parser of the torch that is installed."""
+    torchruns = {
+        name
+        for action in get_args_parser()._actions
+        for name in action.option_strings
+        if name.startswith("--") and name != "--help"
+    }
+    assert {"--master-addr", "--node_rank"} < torchruns
+    for flag in torchruns:
+        with pytest.raises(ConfigError, match=f"^{flag} is not supported: it is a flag of torchrun and stands before"):
+            parse(flag)
+
+
+@pytest.mark.parametrize("flag", ["--learning-rate", "--deepspeed", "--save-every", "--zero-stage", "--lora-dim"])
+def test_no_flag_is_suggested_that_resembles_it_by_chance(flag: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse(f"{flag} 1")
+    assert str(error.value) == f"unknown flag {flag}"
 
 
 def test_advice_names_supported_flags_only() -> None:
