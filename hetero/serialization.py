@@ -54,10 +54,6 @@ _MAX_SHOWN = 80
 _MAX_PROBLEMS = 5
 """That a message lists; the rest are counted."""
 
-_LEAST_SIMILARITY = 0.75
-"""Ratio of difflib from which a known word may be what was meant: two swapped letters in four (0.75) are a slip, other
-words of the same length are below. A heuristic."""
-
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 """Assign to ``__pydantic_config__`` of every dataclass that is read from a file."""
 
@@ -390,13 +386,10 @@ def _kind_of(path: Path) -> str:
 def near_match(word: str, known: list[str]) -> str:
     """A hint for a misspelt word, such as `` (did you mean 'x'?)``, or nothing.
 
-    It names up to three known words that begin with ``word``, else the closest one. Leading dashes do not count: all
-    flags have them in common.
+    It names up to three known words that begin with ``word``, else the closest if 3/4 of both agree (a heuristic).
     """
     begun = [each for each in known if word and each.lower().startswith(word.lower())]
-    bare = {each.lstrip("-"): each for each in known}
-    close = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=_LEAST_SIMILARITY)
-    matches = begun[:3] or [bare[each] for each in close]
+    matches = begun[:3] or difflib.get_close_matches(word, known, n=1, cutoff=0.75)
     return f" (did you mean {' or '.join(map(repr, matches))}?)" if matches else ""
 
 

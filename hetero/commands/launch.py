@@ -17,7 +17,9 @@ from hetero.console import console
 from hetero.cost.capacity import check_memory
 from hetero.errors import ConfigError
 from hetero.launch.cluster_of_plan import changes_since, cluster_of_launch
+from hetero.launch.hostfile import hosts_of_file
 from hetero.launch.hosts import NodeHost, assigned_hosts, check_others_reach, invented_hosts
+from hetero.launch.machine_names import check_addresses_differ
 from hetero.launch.planned_flags import check_nothing_is_missing, launch_flags, missing_flags, planned_flags
 from hetero.launch.probing import check_hosts
 from hetero.launch.run import HostCommand, run_on_hosts
@@ -53,12 +55,19 @@ def add_launch(commands: Any) -> None:
     parser.add_argument(
         "--cluster", type=Path, metavar="CLUSTER.yaml", help="default: the cluster that the plan was made for"
     )
-    parser.add_argument(
+    hosts = parser.add_mutually_exclusive_group()
+    hosts.add_argument(
         "--hosts",
         nargs="+",
         metavar="[TYPE=]HOST,...",
         help="of each node type, or in the order of the cluster file (default: what Slurm has allocated, else "
         "localhost if one is enough, else made-up names)",
+    )
+    hosts.add_argument(
+        "--hostfile",
+        type=Path,
+        metavar="FILE",
+        help="hosts in a file, one per line, as DeepSpeed and MPI have it (HOST slots=N)",
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--print", action="store_true", help="print who runs where, and each host's line; the default")
@@ -123,18 +132,34 @@ def _launch(args: argparse.Namespace) -> int:
     flags = launch_flags(planned_flags(plan, args.plan), args.flags)
     if (args.start or args.sbatch is not None) and Path(args.program).name == PROGRAM:
         check_nothing_is_missing(args.flags)
-    allocation = allocation_in(os.environ) if args.hosts is None and args.sbatch is None else None
+    allocation = allocation_in(os.environ) if not _hosts_given_by(args) and args.sbatch is None else None
     under_slurm = args.sbatch is not None or allocation is not None
     _check_options_have_an_effect(args, over_ssh=args.start and not under_slurm, under_slurm=under_slurm)
     if args.sbatch is not None:
         return _write_batch_script(args, cluster, flags)
     if allocation is not None:
         return _in_allocation(args, plan, cluster, flags, allocation)
-    hosts = invented_hosts(cluster) if args.hosts is None else assigned_hosts(cluster, args.hosts)
+    hosts = _hosts(args, cluster)
     if args.start:
         return _run(args, cluster, flags, hosts)
     _print_lines(args, plan, flags, hosts)
     return 0
+
+
+def _hosts_given_by(args: argparse.Namespace) -> str:
+    """Return the flag that names hosts, as messages write it; empty if there is none."""
+    if args.hostfile is not None:
+        return f"--hostfile {args.hostfile}"
+    return "" if args.hosts is None else "--hosts"
+
+
+def _hosts(args: argparse.Namespace, cluster: ClusterSpec) -> tuple[NodeHost, ...]:
+    given_by = _hosts_given_by(args)
+    if not given_by:
+        return invented_hosts(cluster)
+    hosts = assigned_hosts(cluster, args.hosts) if args.hostfile is None else hosts_of_file(cluster, args.hostfile)
+    check_addresses_differ([host.address for host in hosts], given_by=given_by)
+    return hosts
 
 
 def _check_options_have_an_effect(args: argparse.Namespace, *, over_ssh: bool, under_slurm: bool) -> None:
@@ -144,8 +169,8 @@ def _check_options_have_an_effect(args: argparse.Namespace, *, over_ssh: bool, u
         raise ConfigError("--ssh has no effect but with --run outside of Slurm: leave it out")
     if args.logs is not None and not (over_ssh or under_slurm):
         raise ConfigError("--logs has no effect but with --run or under Slurm: leave it out")
-    if args.hosts is not None and args.sbatch is not None:
-        raise ConfigError("--hosts beside --sbatch: Slurm chooses the hosts; leave it out, or use --sbatch-option")
+    if (given_by := _hosts_given_by(args)) and args.sbatch is not None:
+        raise ConfigError(f"{given_by} beside --sbatch: Slurm chooses the hosts; leave it out, or use --sbatch-option")
 
 
 def _plan_and_cluster(args: argparse.Namespace) -> tuple[Plan, ClusterSpec]:
@@ -190,10 +215,10 @@ def _slurm_options(args: argparse.Namespace, flags: Sequence[str]) -> TorchrunOp
 def _print_lines(args: argparse.Namespace, plan: Plan, flags: Sequence[str], hosts: Sequence[NodeHost]) -> None:
     options = _options_of_hosts(args, flags, hosts)
     console().print(launch_table(plan, hosts))
-    are_made_up = args.hosts is None and len(hosts) > 1
+    are_made_up = not _hosts_given_by(args) and len(hosts) > 1
     missing = missing_flags(args.flags) if Path(args.program).name == PROGRAM else ()
     if are_made_up:
-        print("\n# The names of hosts are made up: give yours with --hosts.")
+        print("\n# The names of hosts are made up: give yours with --hosts or --hostfile.")
     if missing:
         print(f"\n# Not complete: a plan does not imply {', '.join(missing)}, among others; give them after --.")
     for host in hosts:
@@ -220,8 +245,8 @@ def _host_document(host: NodeHost) -> dict[str, Any]:
 
 
 def _run(args: argparse.Namespace, cluster: ClusterSpec, flags: Sequence[str], hosts: Sequence[NodeHost]) -> int:
-    if args.hosts is None and len(hosts) > 1:
-        raise ConfigError(f"--run: the plan needs {len(hosts)} hosts; name them with --hosts")
+    if not _hosts_given_by(args) and len(hosts) > 1:
+        raise ConfigError(f"--run: the plan needs {len(hosts)} hosts; name them with --hosts or --hostfile")
     options = _options_of_hosts(args, flags, hosts)
     folder, ssh = str(Path.cwd()), DEFAULT_SSH if args.ssh is None else args.ssh
     check_hosts(hosts, options, plan=args.plan, folder=folder, ssh=ssh, devices=cluster.device_types)

@@ -2,17 +2,22 @@
 
 import itertools
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hetero.errors import ConfigError
+from hetero.launch.machine_names import check_names_differ
 from hetero.serialization import near_match
 from hetero.spec.cluster import ClusterSpec, NodeType
 from hetero.text import numbered
 
 _HOST = re.compile(r"(?:[\w.-]+@)?[\w.:]([\w.:-]*)")
 """A name or an address, with a user in front of it for ssh. It cannot be taken for an option."""
+
+_HOST_AND_PORT = re.compile(r"[^:]*:(\d+)")
+"""An IPv6 address has more than one colon."""
+
+_HOSTFILE_KEYS = ("slots", "max_slots", "max-slots")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,19 +49,21 @@ class NodeHost:
         return f"{len(self.ranks)} x {self.node_type.device}, {numbered('rank', self.ranks)}"
 
 
-def assigned_hosts(cluster: ClusterSpec, words: Sequence[str]) -> tuple[NodeHost, ...]:
-    """The nodes of ``cluster``, in its order, each with a host of ``words``.
+def assigned_hosts(cluster: ClusterSpec, words: Sequence[str], *, given_by: str = "--hosts") -> tuple[NodeHost, ...]:
+    """Return the nodes of ``cluster``, in its order, each with a host of ``words``.
 
     Args:
         words: ``a,b`` or ``TYPE=a,b``, where TYPE is a node type. Without types, hosts count in the order of the nodes.
+        given_by: what messages name, a flag or a file.
 
     Raises:
-        ConfigError: too few or too many hosts, one that is named twice or is no name, or an unknown node type.
+        ConfigError: too few or too many hosts, one machine twice by its names, what is no name, or an unknown node
+            type.
     """
-    of_type = _by_type(cluster, words) if any("=" in word for word in words) else _in_order(cluster, words)
+    assign = _by_type if any("=" in word for word in words) else _in_order
+    of_type = assign(cluster, words, given_by)
     names = [name for node_type in cluster.node_types for name in of_type[node_type.name]]
-    if repeated := [name for name, count in Counter(map(_address, names)).items() if count > 1]:
-        raise ConfigError(f"--hosts: {repeated[0]} is named twice; each node of the plan is a host of its own")
+    check_names_differ(list(map(_address, names)), given_by=given_by)
     return tuple(_nodes(cluster, names))
 
 
@@ -69,7 +76,7 @@ def check_others_reach(address: str, hosts: Sequence[NodeHost]) -> None:
     others = [host for host in hosts if not _is_loopback(host.address)]
     if _is_loopback(address) and others:
         raise ConfigError(
-            f"--hosts: all meet at node 0, which is {address}; to {others[0].name} that is another machine: name it as "
+            f"hosts: all meet at node 0, which is {address}; to {others[0].name} that is another machine: name it as "
             "the others know it, or give its address with --master-addr"
         )
 
@@ -95,46 +102,54 @@ def _nodes(cluster: ClusterSpec, names: Sequence[str]) -> Iterator[NodeHost]:
         first = ranks.stop
 
 
-def _by_type(cluster: ClusterSpec, words: Sequence[str]) -> dict[str, list[str]]:
+def _by_type(cluster: ClusterSpec, words: Sequence[str], given_by: str) -> dict[str, list[str]]:
     known = [node_type.name for node_type in cluster.node_types]
+    for word in words:
+        if (key := word.partition("=")[0]) in _HOSTFILE_KEYS and key not in known:
+            raise ConfigError(f"{given_by} {word}: that is a word of a hostfile; give the file itself: --hostfile FILE")
     found: dict[str, list[str]] = {name: [] for name in known}
     for word in words:
         name, equals, hosts = word.partition("=")
         if not equals:
-            raise ConfigError(f"--hosts {word}: others have their node type in front; write TYPE={word}")
+            raise ConfigError(f"{given_by} {word}: others have their node type in front; write TYPE={word}")
         if name not in found:
             hint = near_match(name, known) or f" (known: {', '.join(known)})"
-            raise ConfigError(f"--hosts {word}: unknown node type {name!r}{hint}")
-        found[name] += _names(word, hosts)
+            raise ConfigError(f"{given_by} {word}: unknown node type {name!r}{hint}")
+        found[name] += _names(word, hosts, given_by)
     for node_type in cluster.node_types:
         given = found[node_type.name]
         if len(given) != node_type.count:
             fix = "name more" if len(given) < node_type.count else "leave some out, or plan for a larger cluster"
             raise ConfigError(
-                f"--hosts: node type {node_type.name!r} has {len(given)} host{'s' * (len(given) != 1)}"
+                f"{given_by}: node type {node_type.name!r} has {len(given)} host{'s' * (len(given) != 1)}"
                 f"{' (' + ', '.join(given) + ')' if given else ''}, the plan needs {node_type.count}; {fix}"
             )
     return found
 
 
-def _in_order(cluster: ClusterSpec, words: Sequence[str]) -> dict[str, list[str]]:
-    names = [name for word in words for name in _names(word, word)]
+def _in_order(cluster: ClusterSpec, words: Sequence[str], given_by: str) -> dict[str, list[str]]:
+    names = [name for word in words for name in _names(word, word, given_by)]
     needed = sum(node_type.count for node_type in cluster.node_types)
     if len(names) != needed:
         fix = "name more" if len(names) < needed else "leave some out, or plan for a larger cluster"
         raise ConfigError(
-            f"--hosts: {len(names)} host{'s' * (len(names) != 1)} for a plan that needs {needed}, "
+            f"{given_by}: {len(names)} host{'s' * (len(names) != 1)} for a plan that needs {needed}, "
             f"{nodes_in_words(cluster)}; {fix}"
         )
     left = iter(names)
     return {each.name: list(itertools.islice(left, each.count)) for each in cluster.node_types}
 
 
-def _names(word: str, hosts: str) -> list[str]:
+def _names(word: str, hosts: str, given_by: str) -> list[str]:
     names = hosts.split(",")
     for name in names:
         if not _HOST.fullmatch(name):
-            raise ConfigError(f"--hosts {word}: {name!r} is no name of a host; write names with commas between them")
+            raise ConfigError(f"{given_by} {word}: {name!r} is no name of a host; write names with commas between them")
+        if port := _HOST_AND_PORT.fullmatch(name):
+            raise ConfigError(
+                f"{given_by} {word}: {name} has a number behind its name; a port of ssh goes into --ssh 'ssh -p "
+                f"{port[1]}' or ~/.ssh/config, and numbers of slots into a file for --hostfile"
+            )
     return names
 
 

@@ -1,13 +1,21 @@
 """Says from the environment whether this process is a rank of a launch: torchrun's, or srun's."""
 
 import re
+import shlex
 import socket
+import subprocess
 from collections.abc import Mapping
 
 from hetero.errors import ConfigError
 
 _FIRST_PORT, _NUM_PORTS = 20000, 10000
 """Below the ports that Linux gives to connections, which begin at 32768."""
+
+_LAYOUT_S = 30.0
+"""For Slurm's controller to answer."""
+
+_HAS_TASK_0 = re.compile(r"Node \d+ \((\S+)\), \d+ task\(s\): 0\b")
+"""A line of ``sattach --layout``, which lists the tasks of each node in ascending order."""
 
 
 def node_name(environment: Mapping[str, str]) -> str:
@@ -18,8 +26,9 @@ def node_name(environment: Mapping[str, str]) -> str:
 def launch_variables(environment: Mapping[str, str], *, command: str) -> dict[str, str] | None:
     """``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` of this rank; ``None`` without a launch.
 
-    torchrun sets them. Of a task that srun has started they follow from Slurm's variables: rank 0 is on the first node
-    of the step, and the port from the job's number, unless they are set.
+    torchrun sets them. Of a task that srun has started they follow from Slurm's variables, unless they are set: rank 0
+    is on the first node of the step, or where Slurm says that task 0 is if a user has placed the tasks (SLURM_HOSTFILE,
+    ``--distribution=arbitrary``); the port follows from the job's number.
 
     Args:
         command: that is to be started on every node, as messages say it.
@@ -63,8 +72,7 @@ def _check_one_node(environment: Mapping[str, str], command: str) -> None:
 def _of_step(environment: Mapping[str, str]) -> dict[str, str]:
     """Of a task of a step; tasks and nodes of a heterogeneous step are those of all its components together."""
     world_size = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS") or "1"
-    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or ""
-    address = environment.get("MASTER_ADDR") or first_host(nodes)
+    address = environment.get("MASTER_ADDR") or ("" if world_size == "1" else _host_of_task_0(environment))
     if world_size != "1" and not address:
         raise ConfigError("Slurm says of no node list (SLURM_STEP_NODELIST); set MASTER_ADDR to the host of task 0")
     job = re.sub(r"\D", "", environment["SLURM_JOB_ID"]) or "0"
@@ -76,7 +84,33 @@ def _of_step(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def _host_of_task_0(environment: Mapping[str, str]) -> str:
+    """Return the host of task 0 of a step, empty if Slurm says of none.
+
+    The node list of a step is sorted. Its first node has task 0 in every distribution but ``arbitrary``.
+
+    Raises:
+        ConfigError: tasks were placed by a user, and Slurm does not say where.
+    """
+    if not environment.get("SLURM_DISTRIBUTION", "").startswith("arbitrary"):
+        return first_host(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or "")
+    asked = ["sattach", "--layout", f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=_LAYOUT_S)
+        said = (done.stdout if done.returncode == 0 else done.stderr).strip()
+    except (OSError, subprocess.TimeoutExpired) as error:
+        said = str(error)
+    if found := _HAS_TASK_0.search(said):
+        return found[1]
+    raise ConfigError(
+        "tasks of this step are where a user has placed them (SLURM_HOSTFILE or --distribution=arbitrary), and "
+        f"{shlex.join(asked)!r} does not say where task 0 is ({said.splitlines()[-1] if said else 'no answer'}); set "
+        "MASTER_ADDR to its host"
+    )
+
+
 def first_host(node_list: str) -> str:
-    """The first host of a list as Slurm writes it: ``gpu01`` of ``gpu[01-04,07],fat1``."""
-    found = re.match(r"([^,\[]*)(?:\[([^\],-]*)[^\]]*\])?([^,\[]*)", node_list)
-    return "".join(part or "" for part in found.groups()) if found else ""
+    """Return the first host of a list as Slurm writes it: ``r1n01-ib`` of ``r[1-2]n[01-04,07]-ib,fat1``."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", node_list)
+    assert first is not None, "matches an empty text as well"
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0])

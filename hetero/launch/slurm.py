@@ -3,7 +3,8 @@
 Each node type is a component of a heterogeneous job (``#SBATCH hetjob``), so that each may ask for other nodes; a
 single one is a plain job. One step runs over all components with a task per node. It numbers its tasks over the
 components in their order (``SLURM_PROCID``), which is that of the cluster file, and so the plan's ranks land on their
-node types.
+node types. A user's own placement of tasks (``SLURM_HOSTFILE``, ``--distribution=arbitrary``) would break that order:
+the step does without it, and says so.
 """
 
 import re
@@ -56,6 +57,14 @@ launch='
         --master-addr "$RENDEZVOUS_HOST" --master-port "$RENDEZVOUS_PORT" \\
         --log-dir "$LAUNCH_LOGS/$SLURM_JOB_ID/$SLURMD_NODENAME" --tee 3 "$@"
 '
+
+"""
+
+_IN_THE_ORDER_OF_THE_LIST = """# Task n has to be on node n of Slurm's list, whose first node is the address above.
+if [ -n "${SLURM_HOSTFILE:-}" ]; then
+    echo "hetero: SLURM_HOSTFILE is set aside: the plan's nodes are in the order of $SLURM_JOB_NODELIST" >&2
+fi
+unset SLURM_HOSTFILE SLURM_DISTRIBUTION SLURM_ARBITRARY_NODELIST
 
 """
 
@@ -207,6 +216,7 @@ def step_script(cluster: ClusterSpec, options: TorchrunOptions) -> str:
             f"{address}export RENDEZVOUS_PORT={port} LAUNCH_LOGS={shlex.quote(options.logs)}\n{variables}\n",
             f"program=(\n    {shlex.quote(options.program)}\n{flags}\n)\n\n",
             _ON_A_NODE.format(num_nodes=num_nodes),
+            _IN_THE_ORDER_OF_THE_LIST,
             _BEFORE_THE_STEP,
             f"srun --kill-on-bad-exit=1 \\\n    {srun} &\n",
             _AFTER_THE_STEP,

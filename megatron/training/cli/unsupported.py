@@ -154,8 +154,8 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     ),
     # FlagScale's uneven parallelism, by the arguments that its training scripts add to Megatron-LM's.
     (
-        "write it into a plan (docs/plan_format.md) and pass that with --hetero-plan: the five numbers of a mesh are tp, "
-        "cp, ep, dp and pp, so it stands for pp stages with that tp on tp x dp ranks each; cp and ep are 1 here",
+        "write it into a plan (docs/plan_format.md) and pass that with --hetero-plan: the five numbers of a mesh are "
+        "tp, cp, ep, dp and pp, so it stands for pp stages with that tp on tp x dp ranks each; cp and ep are 1 here",
         "--hetero-process-meshes",
     ),
     (

@@ -72,6 +72,21 @@ def test_lines_and_table_say_who_runs_where(tmp_path: Path, capsys: pytest.Captu
     assert re.search(r"2 +│ b +│ +1 │ cpu 0 +│ +0 │ 1 +│ 4-5 \+ head", said)
 
 
+def test_a_hostfile_names_the_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launched(written(tmp_path), "--hosts", "a,b", "--hostfile", "c") == 2
+    assert "--hostfile and --hosts exclude each other; leave one out" in capsys.readouterr().err
+    (tmp_path / "hostfile").write_text("b slots=1 type=slow\na slots=2 type=fast\n")
+    assert launched(written(tmp_path), "--hostfile", str(tmp_path / "hostfile")) == 0
+    said = capsys.readouterr().out
+    assert "made up" not in said
+    first, _ = lines_of(said)
+    assert first[:7] == shlex.split("torchrun --nnodes 2 --node-rank 0 --master-addr a")
+    (tmp_path / "hostfile").write_text("b slots=1\na slots=2\n")
+    assert "line 1: b has 1 slots, the plan has 2 x cpu on node 0 (fast)" in refused(
+        capsys, written(tmp_path), "--hostfile", str(tmp_path / "hostfile")
+    )
+
+
 def test_what_is_not_complete_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["launch", written(tmp_path)]) == 0
     said = capsys.readouterr().out
@@ -104,9 +119,12 @@ def test_flags_that_contradict_the_plan_are_named_with_both_values(
         (["--hosts", "a"], "1 host for a plan that needs 2"),
         (["--hosts", "a,a"], "a is named twice"),
         (["--hosts", "fast=a", "slwo=b"], "unknown node type 'slwo' (did you mean 'slow'?)"),
-        (["--run"], "--run: the plan needs 2 hosts; name them with --hosts"),
+        (["--run"], "--run: the plan needs 2 hosts; name them with --hosts or --hostfile"),
         (["--sbatch-option", "account=me"], "has no effect without --sbatch"),
         (["--hosts", "a,b", "--sbatch"], "--hosts beside --sbatch: Slurm chooses the hosts"),
+        (["--hostfile", "none"], "none: no such file"),
+        (["--hosts", "a", "slots=4"], "--hosts slots=4: that is a word of a hostfile"),
+        (["--hosts", "127.0.0.1,localhost"], "127.0.0.1 and localhost name one machine"),
         (["--hosts", "localhost,b"], "all meet at node 0, which is localhost; to b that is another machine"),
         (["--logs", "folder"], "--logs has no effect but with --run or under Slurm"),
         (["--sbatch", "none/job.sbatch"], "--sbatch none/job.sbatch: there is no folder none"),

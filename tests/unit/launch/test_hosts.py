@@ -35,6 +35,19 @@ def test_a_user_is_for_ssh_alone() -> None:
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        "gpu-0.east,gpu-0.west,gpu-1",
+        "gpu-1,gpu-10,gpu-1-ib",
+        "127.0.0.1,127.0.0.2,127.0.0.3",
+        "10.0.0.1,10.0.0.11,fd00::1",
+    ],
+)
+def test_names_that_resemble_each_other_are_several_machines(words: str) -> None:
+    assert [host.name for host in assigned_hosts(TWO_FAST, [words])] == words.split(",")
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["a,b"], r"2 hosts for a plan that needs 3, 2 x fast \(2 cpu\), 1 x slow \(1 cpu\); name more"),
@@ -46,6 +59,13 @@ def test_a_user_is_for_ssh_alone() -> None:
         (["fast=a,b", "c"], r"--hosts c: others have their node type in front"),
         (["a,b,a"], r"a is named twice"),
         (["fast=a,me@b", "slow=you@b"], r"b is named twice"),
+        (["gpu-0,b,gpu-0.cluster.local"], r"--hosts: gpu-0 and gpu-0\.cluster\.local name one machine.*leave one out"),
+        (["GPU-0.,b,gpu-0"], r"GPU-0\. and gpu-0 name one machine"),
+        (["localhost,b,127.0.0.1"], r"localhost and 127\.0\.0\.1 name one machine"),
+        (["::1,b,LOCALHOST"], r"::1 and LOCALHOST name one machine"),
+        (["fd00::1,b,fd00:0:0::0001"], r"fd00::1 and fd00:0:0::0001 name one machine"),
+        (["gpu-0,b,gpu-0:2222"], r"gpu-0:2222 has a number behind its name; a port .* --ssh 'ssh -p 2222'"),
+        (["gpu-0", "slots=4", "gpu-1", "slots=4"], r"--hosts slots=4: that is a word of a hostfile; .*--hostfile FILE"),
         (["a,,c"], r"'' is no name of a host"),
         (["a,-oProxyCommand=x,c"], r"write TYPE=|unknown node type|is no name of a host"),
         (["a,-v,c"], r"'-v' is no name of a host"),
