@@ -384,12 +384,12 @@ def _kind_of(path: Path) -> str:
 
 
 def near_match(word: str, known: list[str]) -> str:
-    """A hint for a misspelt word, such as `` (did you mean 'x'?)``, or nothing.
-
-    It names up to three known words that begin with ``word``, else the closest if 3/4 of both agree (a heuristic).
-    """
+    """A hint for a misspelt word: up to three known ones that begin with it, else the closest, or nothing."""
     begun = [each for each in known if word and each.lower().startswith(word.lower())]
-    matches = begun[:3] or difflib.get_close_matches(word, known, n=1, cutoff=0.75)
+    # All flags share their dashes. A heuristic: two swapped letters of four agree by 3/4, one wrong of three by less.
+    bare = {each.lstrip("-"): each for each in known}
+    close = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.75)
+    matches = begun[:3] or [bare[each] for each in close]
     return f" (did you mean {' or '.join(map(repr, matches))}?)" if matches else ""
 
 
