@@ -9,8 +9,9 @@
     FOLDER/.step_00000200.partial/   being written, or what a killed run left
     FOLDER/.step_00000050.deleted/   being deleted
 
-A checkpoint appears by one rename, after everything in it has reached the disk. The file system must be one that
-all hosts see, and one run at a time may save to a folder.
+A checkpoint appears by one rename, after everything in it has reached the disk. Where a file system cannot rename a
+folder, its files are moved one by one, and it counts once the last of them, SHA256SUMS, is there, as an upload does.
+The file system must be one that all hosts see, and one run at a time may save to a folder.
 """
 
 import ctypes
@@ -25,6 +26,7 @@ from pathlib import Path
 from hetero.checkpoint.manifest import Manifest, check_manifest
 from hetero.checkpoint.state import CheckpointState
 from hetero.errors import CheckpointError, ConfigError
+from hetero.file_systems import REFUSALS
 from hetero.serialization import MAX_FILE_BYTES, T, from_json, read_bytes, to_compact_json, to_json
 from hetero.units import MIB
 
@@ -125,9 +127,27 @@ def publish(folder: Path, *, step: int, state: CheckpointState, manifest: Manife
         _write_to_disk(partial / name, text)
     fsync(partial)
     published = step_folder(folder, step)
-    partial.rename(published)
+    _give_name(partial, published)
     fsync(folder)
     return published
+
+
+def _give_name(partial: Path, published: Path) -> None:
+    """Let a checkpoint appear by one rename; where a folder cannot be renamed, file by file and as if uploaded."""
+    try:
+        partial.rename(published)
+    except OSError as error:
+        if error.errno not in REFUSALS:
+            raise
+    else:
+        return
+    published.mkdir(exist_ok=True)
+    (published / UPLOADING).touch()
+    for path in sorted(partial.iterdir(), key=lambda path: path.name == SUMS):
+        path.rename(published / path.name)
+    fsync(published)
+    (published / UPLOADING).unlink()
+    partial.rmdir()
 
 
 def index_files(
@@ -160,13 +180,25 @@ def keep_newest(
     """
     for step in published_steps(folder)[:-keep_last]:
         if step != protected_step:
-            deleted = folder / f".step_{step:08d}.deleted"
-            step_folder(folder, step).rename(deleted)
-            for path in deleted.iterdir():
+            deleted = _take_name(step_folder(folder, step), folder / f".step_{step:08d}.deleted")
+            # Its mark goes last: a folder of this name with neither mark nor checksums would count.
+            for path in sorted(deleted.iterdir(), key=lambda path: path.name == UPLOADING):
                 if not path.is_dir():
                     path.unlink()
                     advance()
             shutil.rmtree(deleted)
+
+
+def _take_name(published: Path, deleted: Path) -> Path:
+    """Let a checkpoint count no more; returns the folder that is to be deleted."""
+    try:
+        return published.rename(deleted)
+    except OSError as error:
+        if error.errno not in REFUSALS:
+            raise
+    (published / UPLOADING).touch()
+    (published / SUMS).unlink()
+    return published
 
 
 def fsync(path: Path) -> None:
@@ -174,6 +206,10 @@ def fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # CIFS and some of FUSE have nothing to do for names, and say so.
+        if not path.is_dir() or error.errno not in {errno.EINVAL, *REFUSALS}:
+            raise
     finally:
         os.close(descriptor)
 

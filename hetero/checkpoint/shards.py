@@ -16,6 +16,7 @@ from hetero.checkpoint.folder import fsync_in_parts
 from hetero.checkpoint.manifest import FloatType, RankTensor, SavedBlock, Shard, TensorInfo
 from hetero.checkpoint.shard_files import LocalShardFile, Place, ShardFile, checked_places, read_header
 from hetero.errors import CheckpointError
+from hetero.file_systems import let_readers_of_folder_read
 from hetero.runtime.sharded_state import TensorSlice
 from hetero.units import MIB
 
@@ -75,7 +76,7 @@ def write_shard(
     try:
         save_file(tensors, path)
         # safetensors makes files private to the user; whoever may read the folder may read the shard.
-        path.chmod(path.parent.stat().st_mode & 0o666)
+        let_readers_of_folder_read(path)
         fsync_in_parts(path, advance)
         return Shard(
             file=path.name,

@@ -251,6 +251,7 @@ class CopyWriter:
             began_s = time.monotonic()
             for unit in self._units:
                 path = shard_path(in_hand.slot, unit.unit.name)
+                self._uploads.leave_to_upload(path)
                 shard = unit.write(path, tensors, moment.rank_state)
                 write_copy(in_hand.slot, self._describe(unit, in_hand.step, shard, moment.state))
             in_hand.write_s = time.monotonic() - began_s

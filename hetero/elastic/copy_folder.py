@@ -190,12 +190,19 @@ def claimed_folder(folder: Path, *, job: str) -> Iterator[None]:
     marker = folder / _JOB
     if not marker.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder}: it has files that are no copies of a run; {fix}, or delete them")
-    folder.chmod(0o700)
+    with contextlib.suppress(OSError):
+        folder.chmod(0o700)
+    if folder.stat().st_mode & 0o077:
+        raise ConfigError(f"{folder}: its file system lets others read what is in it (mode 0700 is refused); {fix}")
     with os.fdopen(os.open(marker, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"{folder}: another agent works with it; {fix}, or end that agent") from None
+        except OSError as error:
+            raise ConfigError(
+                f"{folder}: it cannot be locked: {error.strerror}; {fix}, on a local file system such as /dev/shm"
+            ) from None
         if file.read() != (owner := to_json(_Owner(job=job))):
             for epoch in epochs_in(folder):
                 shutil.rmtree(epoch_folder(folder, epoch))

@@ -28,12 +28,22 @@ class RankReports(asyncio.DatagramProtocol):
         self._transport: Any = None
 
     async def listen(self, path: Path) -> None:
-        """Take datagrams on a socket at ``path``; what an agent left there before gives way."""
+        """Take datagrams on a socket at ``path``; what an agent left there before gives way.
+
+        Raises:
+            ConfigError: there can be no socket.
+        """
         path.unlink(missing_ok=True)
         loop = asyncio.get_running_loop()
-        # 1 is AF_UNIX; asyncio binds the path itself.
-        self._transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=str(path), family=1)
-        path.chmod(0o600)
+        try:
+            # 1 is AF_UNIX; asyncio binds the path itself.
+            self._transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=str(path), family=1)
+            path.chmod(0o600)
+        except OSError as error:
+            raise ConfigError(
+                f"{path}: no socket can be there: {error.strerror or error}; name another folder (--copies), with a "
+                "path of at most 90 characters, on a local file system such as /dev/shm"
+            ) from None
 
     def close(self) -> None:
         """Take no more."""

@@ -42,6 +42,11 @@ _FIXES = (
         r"PermissionDeniedError|403 Forbidden",
         "these credentials may not do that: correct them, or the policy of the store",
     ),
+    (
+        r"LocalFileSystem error: Unable to rename file: (Operation not (permitted|supported)|Function not implemented)",
+        "a put that may only create makes a hard link, which the file system of this folder refuses: name a folder on "
+        "another one (NFS, Lustre, a local disk), or a bucket",
+    ),
     (r"429 Too Many Requests|503 Service Unavailable", _BUSY),
 )
 """Patterns of an error's class and text, the narrow ones first: a listing's class is the same whatever it says."""

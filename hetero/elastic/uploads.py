@@ -10,7 +10,7 @@ from hetero.checkpoint.shard_files import LocalShardFile, check_whole
 from hetero.elastic.agent_options import AgentOptions
 from hetero.elastic.copy_folder import epochs_in, read_placement
 from hetero.elastic.events import EventLog
-from hetero.elastic.held_uploads import held_units, holds_any, release
+from hetero.elastic.held_uploads import held_units, holds_any, is_being_copied, release
 from hetero.elastic.membership import Membership
 from hetero.elastic.object_store import ObjectStore
 from hetero.elastic.publishing import Publisher
@@ -18,8 +18,8 @@ from hetero.elastic.records import Copy, Epoch, RestorePoint, UploadedUnits, Upl
 from hetero.errors import CheckpointError, ConfigError, ObjectStoreError
 
 _LOOK_EVERY_S = 0.2
-_LINKED_WITHIN_S = 10.0
-"""By all ranks of a node after the first of them; a rank that could not says why."""
+_HELD_WITHIN_S = 10.0
+"""By all ranks of a node after the first of them, not counting the time of copies; a rank that could not says why."""
 
 _CLAIMED_WITHIN_S = 60.0
 """By the leader, which claims an epoch when it begins."""
@@ -165,8 +165,10 @@ class Uploads:
         assert placement is not None, "ranks have begun the epoch with it"
         own = [unit.name for unit in placement.units if unit.owner in ranks]
         try:
-            async with asyncio.timeout(_LINKED_WITHIN_S):
+            async with asyncio.timeout(_HELD_WITHIN_S) as limit:
                 while (held := held_units(self._folder, epoch, own)) is None:
+                    if is_being_copied(self._folder, epoch):
+                        limit.reschedule(asyncio.get_running_loop().time() + _HELD_WITHIN_S)
                     await asyncio.sleep(_LOOK_EVERY_S)
         except TimeoutError:
             raise CheckpointError("a rank of this node could not hold its part; see what it printed") from None

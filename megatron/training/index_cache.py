@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hetero.distributed.helper_processes import end_with_parent
+from hetero.file_systems import link_or_copy
 
 T = TypeVar("T")
 
@@ -18,7 +19,7 @@ _PREFIX = ".building."
 
 
 def built_completely(cache: Path, build: Callable[[Path], T]) -> T:
-    """Call ``build`` with a folder that holds what ``cache`` holds, and move what it writes there to ``cache``.
+    """Call ``build`` with a folder that holds what ``cache`` holds, move what it writes there to ``cache``, and read.
 
     megatron-core takes an index whose files exist for a whole one. Runs that build the same one at the same time do
     not disturb each other: each has a folder of its own, and a file is replaced by an equal one.
@@ -33,14 +34,14 @@ def built_completely(cache: Path, build: Callable[[Path], T]) -> T:
     with _scratch(cache) as scratch:
         known = {path.name for path in cache.iterdir() if path.is_file()}
         for name in known:
-            os.link(cache / name, scratch / name)
+            link_or_copy(cache / name, scratch / name)
         _call_in_child(build, scratch)
-        built = build(scratch)
         for path in sorted(scratch.iterdir()):
             if path.name not in known:
                 _wait_for_disk(path)
                 path.replace(cache / path.name)
-        return built
+    # All is there and only read. In the scratch folder it may be a copy, and some file systems unmap what is deleted.
+    return build(cache)
 
 
 def _call_in_child(build: Callable[[Path], object], folder: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import os
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from hetero.checkpoint.folder import latest_step
+from hetero.elastic import held_uploads
 from hetero.elastic.copy_folder import read_placement, remove_copy
 from hetero.elastic.held_uploads import held_units, holds_any
 from hetero.elastic.object_store import ObjectStore
@@ -28,6 +30,7 @@ from tests.dist.test_elastic_restore import (
 )
 from tests.helpers.elastic import Run, elastic_session, nodes
 from tests.helpers.ranks import run_ranks
+from tests.helpers.refusing_file_system import refuse_links
 from tests.helpers.sessions import Session, session
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(180)]
@@ -170,6 +173,45 @@ def test_bad_objects_are_reported_and_the_next_epoch_takes_none(harm: str, tmp_p
         assert reported <= {f"object-store/1/{HELD}/{unit}"}
         with pytest.raises(AssertionError, match="no step is whole"):
             again.next_epoch(TWO_RANKS, {"c": (0, 1)}, bad=frozenset(map(BadCopy.parse, reported)))
+
+
+def session_without_links(rank: int, *arguments: Any) -> Session:
+    """On every rank: its file system refuses hard links, and copies for the upload end after the last step."""
+    goes_on, threads = threading.Event(), list[threading.Thread]()
+    copy_whole = held_uploads.copy_whole
+
+    def late(source: Any, target: Path) -> None:
+        threads.append(threading.current_thread())
+        goes_on.wait()
+        copy_whole(source, target)
+
+    with pytest.MonkeyPatch.context() as patched:
+        refuse_links(patched)
+        patched.setattr(held_uploads, "copy_whole", late)
+        seen = elastic_session(rank, *arguments)
+        goes_on.set()
+        for thread in threads:
+            thread.join()
+    assert threads, "each rank has copied what it owns"
+    return seen
+
+
+@pytest.mark.slow
+def test_without_hard_links_an_upload_holds_the_step_that_was_committed(tmp_path: Path) -> None:
+    """Both slots are written again by real ranks before it is copied, which no step waits for."""
+    with nodes(tmp_path, "a", "b") as made:
+        run = Run(made, object_store=f"file://{tmp_path}/store", upload_every=HELD)
+        begun = run.next_epoch(DP2_PP2, FOUR)
+        ranks = run.assignments(begun), argv(DP2_PP2, sharded=False), END, True
+        run_ranks(session_without_links, DP2_PP2.world_size, *ranks)
+        upload_held(run, 1)
+        for name in "ab":
+            made.lose(name)
+        for name in "cd":
+            made.add(name)
+        again, ours = run_on(Run(made, object_store=run.object_store), DP2_PP2, NEW)
+        assert again.start.step == HELD
+    assert_same_bits(ours, run_ranks(session, 4, DP2_PP2, argv(DP2_PP2, sharded=False), END))
 
 
 def test_a_step_is_held_until_it_is_uploaded(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 import asyncio
 import contextlib
+import errno
+import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import obstore
 import pytest
 
 from hetero.checkpoint.folder import published_steps
+from hetero.elastic import held_uploads
 from hetero.elastic.agent_options import AgentOptions
 from hetero.elastic.copy_folder import copy_path, shard_path, slot_folder, write_copy, write_placement
 from hetero.elastic.etcd import EtcdAddress
@@ -34,11 +38,14 @@ from hetero.elastic.records import (
     UploadSchedule,
 )
 from hetero.elastic.recovery import BadCopy
+from hetero.elastic.slot_files import reused_file
 from hetero.elastic.uploads import Uploads, upload_schedule
 from hetero.errors import ConfigError, ObjectStoreError
+from hetero.file_systems import PARTIAL_SUFFIX
 from tests.elastic.test_object_store import UNITS, Shortening, copies
 from tests.helpers.checkpoints import plan_of, state_of
 from tests.helpers.faulty_proxy import Fault, FaultyProxy
+from tests.helpers.refusing_file_system import refuse_links
 from tests.helpers.s3_server import S3Server
 
 EPOCH = 4
@@ -125,10 +132,10 @@ class TwoNodes:
             slot = slots[NODES[int(unit[5:10])]]
             copy_path(slot, unit).unlink(missing_ok=True)
             target = shard_path(slot, unit)
-            if target.exists() and target.stat().st_nlink > 1:
-                target.unlink()
+            self.ranks[NODES[int(unit[5:10])]].leave_to_upload(target)
             content = path.read_bytes()
-            target.write_bytes(harm(content) if harm is not None and unit == UNITS[1] else content)
+            with reused_file(target, len(content)) as descriptor:
+                os.write(descriptor, harm(content) if harm is not None and unit == UNITS[1] else content)
             write_copy(slot, copy)
         votes = sum(rank.vote(step) for rank in self.ranks.values())
         for name, rank in self.ranks.items():
@@ -287,6 +294,81 @@ def test_a_node_that_is_slow_lets_the_others_wait_and_its_slots_may_be_written(
     run(story())
 
 
+class SlowCopies:
+    """Copies of ``copy_whole`` that begin once they may; until then they have written the first half."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may_go_on = threading.Event()
+        copy_whole = held_uploads.copy_whole
+
+        def slowly(source: Any, target: Path) -> None:
+            partial = target.with_name(f"{target.name}{PARTIAL_SUFFIX}")
+            partial.write_bytes(source.read(os.fstat(source.fileno()).st_size // 2))
+            source.seek(0)
+            self.may_go_on.wait()
+            copy_whole(source, target)
+
+        monkeypatch.setattr(held_uploads, "copy_whole", slowly)
+
+
+def test_without_hard_links_a_step_is_whole_whose_slots_are_written_while_it_is_copied(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No commit waits for the copies, no later step is held meanwhile, and the agents wait as long as it takes."""
+    monkeypatch.setattr("hetero.elastic.uploads._HELD_WITHIN_S", 0.2)
+    refuse_links(monkeypatch)
+    copies = SlowCopies(monkeypatch)
+
+    async def story() -> None:
+        async with two_nodes(tmp_path, url) as nodes:
+            try:
+                assert nodes.commit(100)
+                for step in (200, 300, 400):
+                    assert not nodes.commit(step), "the one before is still being copied"
+                await asyncio.sleep(0.5)
+                assert not nodes.events("upload_failed")
+            finally:
+                copies.may_go_on.set()
+            await nodes.until_published(100)
+            assert nodes.store.step(100).state.step == 100
+            await nodes.until(lambda: nodes.commit(401))
+            await nodes.until_published(100, 401)
+            assert not nodes.events("upload_failed"), "every byte was what its checksum says"
+
+    run(story())
+
+
+def test_without_hard_links_a_copy_that_has_no_room_is_told_with_the_room_that_it_needs(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("hetero.elastic.uploads._HELD_WITHIN_S", 0.2)
+    refuse_links(monkeypatch)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def story() -> None:
+        async with two_nodes(tmp_path, url) as nodes:
+            with monkeypatch.context() as patched:
+                patched.setattr("hetero.file_systems.os.copy_file_range", full)
+                patched.setattr("hetero.file_systems.shutil.copyfileobj", full)
+                assert nodes.commit(100)
+                await nodes.until(lambda: capsys_has(2))
+            await nodes.until(nodes.is_free)
+            await nodes.until(lambda: nodes.commit(200))
+            await nodes.until_published(200)
+
+    said: list[str] = []
+
+    def capsys_has(count: int) -> bool:
+        said.append(capsys.readouterr().err)
+        return "".join(said).count("step 100 is not held for its upload") == count
+
+    run(story())
+    assert "No space left on device (without hard links an upload needs " in "".join(said)
+    assert " bytes there, beside those of both slots); a later one will be" in "".join(said)
+
+
 def test_a_damaged_copy_is_never_published_and_a_later_one_is(tmp_path: Path, url: str) -> None:
     async def story() -> None:
         async with two_nodes(tmp_path, url) as nodes:
@@ -413,7 +495,7 @@ def test_what_this_job_has_put_there_of_a_history_that_was_given_up_is_deleted(t
 
 
 def test_a_rank_that_cannot_hold_its_part(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetero.elastic.uploads._LINKED_WITHIN_S", 0.1)
+    monkeypatch.setattr("hetero.elastic.uploads._HELD_WITHIN_S", 0.1)
 
     async def story() -> None:
         async with two_nodes(tmp_path, url) as nodes:

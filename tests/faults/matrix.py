@@ -29,10 +29,12 @@ from typing import Any
 from unittest import mock
 
 import psutil
+import pytest
 
 from tests.helpers.forked_launch import run_script, say_into_files
 from tests.helpers.ports import free_ports
 from tests.helpers.rank_pool import fork_server
+from tests.helpers.refusing_file_system import refuse_links
 
 WORLD_SIZE = 4
 VICTIMS = {"first": 0, "middle": 1, "last": 2, "idle": 3}
@@ -128,7 +130,7 @@ def all_cases(*, store_in_rank_0: bool = False) -> list[Case]:
         Case(phase, fault, victim, store_in_rank_0)
         for phase, (fault, kind) in itertools.product(PHASES, FAULTS.items())
         if phase in kind.phases
-        for victim in VICTIMS
+        for victim in kind.victims
     ]
 
 
@@ -171,16 +173,20 @@ class FaultKind:
     phases: where it can happen.
     problems: what is wrong with the outcome of a case, in words.
     limit_s: after the fault all ranks that can end have ended; without the slack of a busy machine.
+    victims: which ranks it comes to.
     victim_ends: the rank comes to its end too.
     has_idle_rank: a rank idles where another one is the victim; in the world's group it waits for every other rank.
+    reads_data: the run reads a corpus, whose indices it caches, and not mock data.
     """
 
     happen: Callable[[], None]
     phases: Collection[str]
     problems: Callable[[Outcome], list[str]]
     limit_s: Callable[[Patience], float] = lambda patience: patience.limit_s
+    victims: Collection[str] = tuple(VICTIMS)
     victim_ends: bool = True
     has_idle_rank: bool = True
+    reads_data: bool = False
 
 
 def _lost_rank_problems(outcome: Outcome) -> list[str]:
@@ -209,6 +215,14 @@ def _still_rank_problems(outcome: Outcome) -> list[str]:
 
     ends = [problem for rank in range(WORLD_SIZE) for problem in _end_problems(outcome, rank, names_it)]
     return [*_late_end(outcome), *ends]
+
+
+def _unfinished_run_problems(outcome: Outcome) -> list[str]:
+    """Check that the run met the refusal, and went on to its end all the same."""
+    problems = [] if _LINK_REFUSED in outcome.stderr[outcome.case.rank] else ["no hard link was asked for"]
+    if set(outcome.exit_codes) != {0}:
+        problems.append(f"the run ended with {outcome.exit_codes}: {outcome.stderr}")
+    return problems
 
 
 def _late_end(outcome: Outcome) -> list[str]:
@@ -248,6 +262,15 @@ def _stand_still() -> None:
         time.sleep(3600)
 
 
+def _refuse_links() -> None:
+    refuse_links(pytest.MonkeyPatch(), on_refusal=lambda: sys.stderr.write(_LINK_REFUSED))
+
+
+_LINK_REFUSED = "a hard link was refused\n"
+
+NO_LINKS = "hard links refused"
+"""The kind that ends nothing."""
+
 _LOSSES = tuple(phase for phase in PHASES if phase != "sum")
 
 FAULTS: dict[str, FaultKind] = {
@@ -268,6 +291,14 @@ FAULTS: dict[str, FaultKind] = {
         problems=_still_rank_problems,
         limit_s=lambda patience: patience.still_limit_s,
         has_idle_rank=False,
+    ),
+    NO_LINKS: FaultKind(
+        happen=_refuse_links,
+        phases=("dataset",),
+        problems=_unfinished_run_problems,
+        # It writes the indices.
+        victims=("first",),
+        reads_data=True,
     ),
 }
 
@@ -315,6 +346,8 @@ def _launcher_main(case: Case, base: Path, answer: Connection) -> None:
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        if FAULTS[case.fault].reads_data:
+            _write_corpus(folder)
         ranks = [context.Process(target=_rank_main, args=(rank, case, base, folder)) for rank in range(WORLD_SIZE)]
         for process in ranks:
             process.start()
@@ -438,14 +471,25 @@ def _wait_for_others_as(patience: Patience) -> None:
 def _flags(case: Case, base: Path, folder: Path) -> list[str]:
     begins = case.phase == "none"
     has_idle_rank = begins or FAULTS[case.fault].has_idle_rank or case.victim == "idle"
+    model = _model_flags(hetero_plan=str(_plan_of(base, has_idle_rank=has_idle_rank)))
+    if FAULTS[case.fault].reads_data:
+        model.remove("--mock-data")
+        model += ["--data-path", str(folder / "corpus"), "--data-cache-path", str(folder / "cache")]
     return [
-        *_model_flags(hetero_plan=str(_plan_of(base, has_idle_rank=has_idle_rank))),
+        *model,
         *("--num-workers", "2", "--train-iters", "6", "--save-interval", "2", "--eval-iters", "1"),
         *("--eval-interval", "2", "--save", str(base if begins else folder / "saved")),
         *(("--exit-interval", "2") if begins else ("--load", str(base))),
         *("--hetero-heartbeat-timeout", str(case.patience.heartbeat_s)),
         *("--distributed-timeout-minutes", str(case.patience.timeout_minutes)),
     ]
+
+
+def _write_corpus(folder: Path) -> None:
+    """Write documents, whose indices are cached: those of training are there when evaluation asks for its own."""
+    from tests.unit.training.corpora import write_corpus  # noqa: PLC0415
+
+    write_corpus(folder / "corpus", [[token % 60 for token in range(200)] for _ in range(50)])
 
 
 def _model_flags(**changes: str) -> list[str]:
@@ -510,7 +554,8 @@ def main() -> int:
         end = (
             "stood still" if case.fault == "stand still" else "lost" if PHASES[case.phase].arrives else "never arrived"
         )
-        longest_s[end] = max(longest_s[end], outcome.last_end_s)
+        if case.fault != NO_LINKS:
+            longest_s[end] = max(longest_s[end], outcome.last_end_s)
         codes = " ".join("hung" if code is None else str(code) for code in outcome.exit_codes)
         verdict = "; ".join(problems) or "ok"
         print(f"{case!s:36} last end {outcome.last_end_s:5.1f} s, exit codes {codes:12} {verdict}", flush=True)

@@ -14,7 +14,7 @@ import pytest
 
 from hetero.distributed.failure_detector import FailureDetectorOptions
 from hetero.serialization import save
-from tests.faults.matrix import FAULTS, PHASES, VICTIMS, Case, Outcome, Patience, run_all
+from tests.faults.matrix import FAULTS, NO_LINKS, PHASES, VICTIMS, Case, Outcome, Patience, run_all
 from tests.helpers.commands import WORLD_SIZE, command_line, good_plan, launch
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -33,7 +33,7 @@ AS_SHIPPED = "evaluation"
 def _sample() -> list[Case]:
     """Every phase, and every loss in three of them, each time of another rank; one case as patient as shipped.
 
-    And a rank that stands still in each phase where it can.
+    And a rank that stands still in each phase where it can, and one whose file system refuses hard links.
     """
     faults, victims = cycle(LOSSES), cycle(VICTIMS)
     cases = []
@@ -52,7 +52,8 @@ def _sample() -> list[Case]:
         Case("dataset", "kill", "first", store_in_rank_0=True, patience=SHORT),
         Case("save", "stop", "first", store_in_rank_0=True, patience=SHORT),
     ]
-    return cases + still + without_torchrun
+    refusing = [Case("dataset", NO_LINKS, "first", patience=SHORT)]
+    return cases + still + refusing + without_torchrun
 
 
 CASES = _sample()

@@ -21,6 +21,7 @@ from hetero.checkpoint.interchange.families import config_of, join, model_types,
 from hetero.checkpoint.interchange.formats import ModelType
 from hetero.checkpoint.interchange.weights import WeightSource, in_groups, new_folder
 from hetero.errors import CheckpointError, ConfigError
+from hetero.file_systems import let_readers_of_folder_read
 from hetero.serialization import parse_json, read_text
 from hetero.spec.hugging_face.generation import GENERATION_CONFIG, GenerationConfig, read_generation_config
 from hetero.spec.model import ModelSpec, padded_vocab_size
@@ -196,7 +197,7 @@ def write_hugging_face(
                 theirs = split(model, row.layout, source.tensor(by_name[row.ours], dtype))
                 tensors |= {name: tensor.contiguous() for name, tensor in zip(row.theirs, theirs, strict=True)}
             save_file(tensors, folder / file, metadata={"format": "pt"})
-            (folder / file).chmod(folder.stat().st_mode & 0o666)
+            let_readers_of_folder_read(folder / file)
             weight_map |= dict.fromkeys(tensors, file)
             num_bytes += sum(tensor.nbytes for tensor in tensors.values())
             del tensors

@@ -2,8 +2,10 @@
 
 import ctypes
 import errno
+import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from hetero.checkpoint.folder import (
 )
 from hetero.errors import CheckpointError
 from tests.helpers.checkpoints import make_slices, plan_of, save_alone, state_of
+from tests.helpers.refusing_file_system import refuse_renames_of_folders
 
 
 def publish(folder: Path, *steps: int) -> None:
@@ -107,3 +110,71 @@ def test_what_the_disk_says_of_a_part_is_heard(
             fsync_in_parts(large_file, lambda: None)
     else:
         fsync_in_parts(large_file, lambda: None)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSYS, errno.EOPNOTSUPP], ids=errno.errorcode.get)
+def test_folders_that_cannot_be_renamed_are_published_and_deleted_all_the_same(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(tmp_path / "whole", 1)
+    refuse_renames_of_folders(monkeypatch, number)
+    publish(tmp_path / "run", 1, 2, 3)
+    assert names(tmp_path / "run") == ["step_00000001", "step_00000002", "step_00000003"]
+    assert names(tmp_path / "run" / "step_00000001") == names(tmp_path / "whole" / "step_00000001")
+    assert read_state(find_checkpoint(tmp_path / "run", None)).step == 3
+    counting = []
+    keep_newest(
+        tmp_path / "run", 1, protected_step=None, advance=lambda: counting.append(published_steps(tmp_path / "run"))
+    )
+    assert counting[0] == [2, 3], "after its first file the step counts no more"
+    assert all(1 not in steps for steps in counting)
+    assert counting[-1] == [3]
+    assert names(tmp_path / "run") == ["step_00000003"]
+
+
+@pytest.mark.parametrize("moved", range(4))
+def test_one_that_is_killed_among_its_renames_never_counts_and_is_written_again(
+    moved: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard, two index files and the checksums: before the last of them the step is none."""
+    refuse_renames_of_folders(monkeypatch)
+    publish(tmp_path, 1)
+    rename, left = Path.rename, [moved]
+
+    def killed(self: Path, target: Any) -> Path:
+        if not self.is_dir():
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+        return rename(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            publish(tmp_path, 2)
+    assert published_steps(tmp_path) == [1]
+    prepare(tmp_path, start_step=1)
+    publish(tmp_path, 2)
+    assert published_steps(tmp_path) == [1, 2]
+    assert names(tmp_path / "step_00000002") == names(tmp_path / "step_00000001")
+
+
+def test_a_folder_that_cannot_be_synchronised_is_one_of_a_mount_that_has_no_need_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CIFS says EINVAL. A file that is not on the disk stays an error."""
+    fsync = os.fsync
+
+    def refused(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").is_dir() or refuses_files[0]:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        fsync(descriptor)
+
+    refuses_files = [False]
+    monkeypatch.setattr(os, "fsync", refused)
+    publish(tmp_path, 1)
+    assert published_steps(tmp_path) == [1]
+    refuses_files[0] = True
+    with pytest.raises((CheckpointError, OSError), match="Invalid argument"):
+        publish(tmp_path, 2)
+    assert published_steps(tmp_path) == [1]

@@ -1,8 +1,14 @@
 """Whose a folder of copies is, and what of it counts."""
 
+import asyncio
+import errno
+import fcntl
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from obstore.exceptions import GenericError
 
 from hetero.elastic.copy_folder import (
     claimed_folder,
@@ -14,7 +20,9 @@ from hetero.elastic.copy_folder import (
     remove_epochs_before,
     slot_folder,
 )
+from hetero.elastic.rank_reports import RankReports
 from hetero.elastic.records import HeldStep
+from hetero.elastic.store_connection import fix_of
 from hetero.errors import CheckpointError, ConfigError
 from tests.unit.elastic.test_copy_server import UNIT, fill
 
@@ -76,3 +84,56 @@ def test_earlier_epochs_go(tmp_path: Path) -> None:
         fill(tmp_path, epoch=epoch)
     remove_epochs_before(tmp_path, 5)
     assert epochs_in(tmp_path) == [5]
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP], ids=errno.errorcode.get)
+def test_a_folder_that_cannot_be_locked_is_refused_with_one_that_can(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Lustre without its flock option, NFS without a lock daemon, and FUSE."""
+
+    def refused(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    message = (
+        rf"it cannot be locked: {os.strerror(number)}; name another folder, on a local file system such as /dev/shm"
+    )
+    with pytest.raises(ConfigError, match=message), claimed_folder(tmp_path / "copies", job="job"):
+        pass
+
+
+def test_a_folder_that_stays_open_to_others_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mount may give all files one mode, and refuse another."""
+    (tmp_path / "copies").mkdir(mode=0o755)
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(Path, "chmod", refused)
+    message = r"its file system lets others read what is in it \(mode 0700 is refused\); name another folder"
+    with pytest.raises(ConfigError, match=message), claimed_folder(tmp_path / "copies", job="job"):
+        pass
+    monkeypatch.undo()
+    (tmp_path / "copies").chmod(0o700)
+    monkeypatch.setattr(Path, "chmod", refused)
+    with claimed_folder(tmp_path / "copies", job="job"):
+        assert (tmp_path / "copies" / "job.json").exists()
+
+
+@pytest.mark.parametrize("folder", ["deep" * 30, "none"])
+def test_a_folder_without_room_for_a_socket_is_named(folder: str, tmp_path: Path) -> None:
+    """A path of more than 108 bytes is none of a socket, and a folder that is not there has none."""
+    path = tmp_path / folder / "reports.sock"
+    with pytest.raises(
+        ConfigError, match=r"reports\.sock: no socket can be there: .*; name another folder \(--copies\)"
+    ):
+        asyncio.run(RankReports(lambda report: None).listen(path))
+
+
+def test_a_store_in_a_folder_without_hard_links_is_told_what_it_needs() -> None:
+    """As obstore 0.12.1 words it."""
+    error = GenericError("Generic LocalFileSystem error: Unable to rename file: Operation not permitted (os error 1)")
+    assert fix_of(error).startswith(
+        "a put that may only create makes a hard link, which the file system of this folder"
+    )

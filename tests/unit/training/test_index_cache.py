@@ -1,8 +1,10 @@
 """A run that is killed while it writes sample indices leaves nothing that the next one takes for whole."""
 
 import ctypes
+import errno
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -16,6 +18,7 @@ import pytest
 from megatron.training.cli.training_config import DataConfig
 from megatron.training.data import build_dataset
 from megatron.training.index_cache import built_completely
+from tests.helpers.refusing_file_system import refuse_links
 from tests.unit.training.corpora import byte_level, data_config, write_corpus
 
 
@@ -68,6 +71,34 @@ def test_what_is_there_is_read_and_not_written_again(tmp_path: Path) -> None:
     assert built_completely(tmp_path, build) == "old"
     assert (tmp_path / "old.npy").stat().st_mtime_ns == before.st_mtime_ns
     assert {path.name for path in tmp_path.iterdir()} == {"old.npy", "new.npy"}
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV], ids=errno.errorcode.get)
+def test_a_resumed_run_reads_the_indices_of_the_first_where_there_are_no_hard_links(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run has nothing to link. Data is read from the files that stay, not from copies that are deleted."""
+    asked = refuse_links(monkeypatch, number)
+    corpus = write_corpus(tmp_path / "corpus", [[document] * 40 for document in range(5)])
+    cache = tmp_path / "cache"
+    config = data_config(data_path=(corpus,), data_cache_path=cache)
+    first = samples(config)
+    assert not asked
+    before = {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.is_file()}
+    monkeypatch.setattr("megatron.training.index_cache.shutil.rmtree", scrubbing_rmtree)
+    assert samples(config) == first
+    assert sorted(asked) == sorted(path.name for path in before)
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.is_file()} == before
+
+
+RMTREE = shutil.rmtree
+
+
+def scrubbing_rmtree(folder: Path, ignore_errors: bool = False) -> None:
+    """Delete a folder, and what its files hold: a network file system keeps nothing for who has still mapped it."""
+    for path in folder.iterdir() if folder.exists() else ():
+        path.write_bytes(bytes(path.stat().st_size))
+    RMTREE(folder, ignore_errors=ignore_errors)
 
 
 def test_of_other_runs_only_what_they_left_when_they_died_is_deleted(tmp_path: Path) -> None:
