@@ -73,8 +73,8 @@ def published_steps(folder: Path) -> list[int]:
 
 
 def _is_being_uploaded(path: Path) -> bool:
-    """Whether an object store in this folder is still being filled."""
-    return (path / UPLOADING).exists() and not (path / SUMS).exists()
+    """Whether the files of a step are still put here one by one, or were deleted so."""
+    return not (path / SUMS).exists() and ((path / UPLOADING).exists() or not any(path.iterdir()))
 
 
 def latest_step(folder: Path) -> int | None:
@@ -181,7 +181,7 @@ def keep_newest(
     for step in published_steps(folder)[:-keep_last]:
         if step != protected_step:
             deleted = _take_name(step_folder(folder, step), folder / f".step_{step:08d}.deleted")
-            # Its mark goes last: a folder of this name with neither mark nor checksums would count.
+            # Its mark goes last: files under the name of a step would count without it.
             for path in sorted(deleted.iterdir(), key=lambda path: path.name == UPLOADING):
                 if not path.is_dir():
                     path.unlink()
