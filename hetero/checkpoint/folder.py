@@ -73,7 +73,7 @@ def published_steps(folder: Path) -> list[int]:
 
 
 def _is_being_uploaded(path: Path) -> bool:
-    """Whether the files of a step are still put here one by one, or were deleted so."""
+    """Whether the files of a step are still put here one by one, or were deleted so up to an empty folder."""
     return not (path / SUMS).exists() and ((path / UPLOADING).exists() or not any(path.glob("*")))
 
 

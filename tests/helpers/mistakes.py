@@ -121,6 +121,7 @@ def write_files(folder: Path) -> None:
     (folder / "corpus.bin").write_bytes(bytes(8))
     (folder / "folder").mkdir()
     (folder / "ours/step_00000007").mkdir(parents=True)
+    (folder / "ours/step_00000007/SHA256SUMS").touch()
     (folder / "theirs").mkdir()
     (folder / "theirs/latest_checkpointed_iteration.txt").write_text("7")
 

@@ -32,6 +32,7 @@ def test_a_folder_before_its_first_checkpoint_is_right_for_who_saves_there(tmp_p
         with pytest.raises(ConfigError, match=r"holds no checkpoint; correct the path, or leave it out to start anew$"):
             step_to_load(tmp_path, wanted, starts_anew=starts_anew)
     (tmp_path / "step_00000007").mkdir()
+    (tmp_path / "step_00000007" / "SHA256SUMS").touch()
     assert step_to_load(tmp_path, None, starts_anew=False) == 7
     assert step_to_load(tmp_path, 5, starts_anew=False) == 5
 
