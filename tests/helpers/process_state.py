@@ -32,6 +32,7 @@ PUT_BACK = (
     "megatron.core.tensor_parallel.cross_entropy",
     "megatron.core.tensor_parallel.random",
     "megatron.core.transformer.moe.moe_utils",
+    "megatron.core.transformer.moe.router",
 )
 """Modules whose globals, and those of their classes, training changes."""
 
