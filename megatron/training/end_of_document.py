@@ -7,10 +7,10 @@ name it; that file itself does not say which of its tokens ends a document.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hetero.errors import ConfigError
-from hetero.serialization import parse_json, read_text
+from hetero.spec.hugging_face.generation import GENERATION_CONFIG
+from megatron.training.named_tokens import TOKENIZER_CONFIG, read_json_object, read_named_tokens
 
 END_OF_DOCUMENT_TOKENS = (
     "<|endoftext|>",
@@ -24,10 +24,7 @@ END_OF_DOCUMENT_TOKENS = (
 )
 """Names under which published vocabularies keep the end of a document, the likeliest first."""
 
-_CONFIG = "tokenizer_config.json"
-_MAP = "special_tokens_map.json"
-
-_ID_FILES = ("generation_config.json", "config.json")
+_ID_FILES = (GENERATION_CONFIG, "config.json")
 """Files that name special tokens by their id."""
 
 _TOKEN_KEYS = ("eos_token", "sep_token")
@@ -39,11 +36,13 @@ class EndOfDocument:
     """The token that ends a document.
 
     origin: where that is said.
+    is_named: a file in the folder of the tokenizer names it; otherwise it is the likeliest of the vocabulary.
     """
 
     token: str
     id: int
     origin: str
+    is_named: bool = False
 
     def __str__(self) -> str:
         return f"{self.token!r} (id {self.id}), {self.origin}"
@@ -69,7 +68,7 @@ def find_end_of_document(file: Path, vocabulary: Mapping[str, int], special_toke
             if token in known and token in vocabulary:
                 origin = f"as {file.name} has this {what} and no file in its folder names an eos_token"
                 return EndOfDocument(token=token, id=vocabulary[token], origin=origin)
-    fix = f"name it as eos_token in a {_CONFIG} in its folder" if _has_folder(file) else "add one of them"
+    fix = f"name it as eos_token in a {TOKENIZER_CONFIG} in its folder" if _has_folder(file) else "add one of them"
     raise ConfigError(
         f"{file}: the vocabulary has no end of document, looked for {', '.join(END_OF_DOCUMENT_TOKENS)}; {fix}"
     )
@@ -81,23 +80,20 @@ def _has_folder(file: Path) -> bool:
 
 
 def _named_by_files(file: Path, vocabulary: Mapping[str, int]) -> EndOfDocument | None:
-    contents = {name: _read(file.with_name(name)) for name in (_CONFIG, _MAP)}
-    # transformers lets the map overrule a configuration without this key (`_from_pretrained` of 5.23).
-    names = (_CONFIG, _MAP) if "added_tokens_decoder" in contents[_CONFIG] else (_MAP, _CONFIG)
+    named = read_named_tokens(file.parent)
     for key in _TOKEN_KEYS:
-        for name in names:
-            token = _text_of(contents[name].get(key))
-            if token is None:
-                continue
-            if token not in vocabulary:
-                raise ConfigError(
-                    f"{file.with_name(name)}: {key} {token!r} is not in the vocabulary of {file.name}; take both files "
-                    "from one model, or correct it"
-                )
-            return EndOfDocument(token=token, id=vocabulary[token], origin=f"the {key} of {name}")
+        if (found := named.get(key)) is None:
+            continue
+        if found.token not in vocabulary:
+            raise ConfigError(
+                f"{found.file}: {key} {found.token!r} is not in the vocabulary of {file.name}; take both files from "
+                "one model, or correct it"
+            )
+        origin = f"the {key} of {found.file.name}"
+        return EndOfDocument(token=found.token, id=vocabulary[found.token], origin=origin, is_named=True)
     tokens: dict[int, str] = {}
     for name in _ID_FILES:
-        given = _read(file.with_name(name)).get("eos_token_id")
+        given = read_json_object(file.with_name(name)).get("eos_token_id")
         ids = given if isinstance(given, list) else [given]
         if not ids or type(ids[0]) is not int:
             continue
@@ -108,19 +104,6 @@ def _named_by_files(file: Path, vocabulary: Mapping[str, int]) -> EndOfDocument 
                 "files from one model, or correct it"
             )
         first = "the first " if len(ids) > 1 else "the "
-        return EndOfDocument(token=tokens[ids[0]], id=ids[0], origin=f"{first}eos_token_id of {name}")
+        origin = f"{first}eos_token_id of {name}"
+        return EndOfDocument(token=tokens[ids[0]], id=ids[0], origin=origin, is_named=True)
     return None
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    """Return the object of a JSON file, which has no keys if the file is not there."""
-    if not path.is_file():
-        return {}
-    content = parse_json(read_text(path), source=str(path))
-    return content if isinstance(content, dict) else {}
-
-
-def _text_of(token: object) -> str | None:
-    """Return the text of a token, which transformers writes as a text or as an object with its properties."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) and text else None

@@ -6,25 +6,23 @@ from pathlib import Path
 from typing import Any
 
 from hetero.errors import ConfigError
-from hetero.serialization import parse_json, read_bytes
+from hetero.serialization import read_bytes
 from hetero.spec.hugging_face.folder import hugging_face_folder
-from hetero.spec.hugging_face.generation import GENERATION_CONFIG, read_generation_config
+from hetero.spec.hugging_face.generation import read_generation_config
 from megatron.training.cli.value_types import TOKENIZER_FILES
 from megatron.training.generation_config import generation_config_of
+from megatron.training.named_tokens import SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG, read_named_tokens
 from megatron.training.tokenizer import HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer, build_tokenizer
-
-_CONFIG = "tokenizer_config.json"
 
 _NAMES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
 """Of tokenizers themselves."""
 
 _BESIDE = (
-    _CONFIG,
-    "special_tokens_map.json",
+    TOKENIZER_CONFIG,
+    SPECIAL_TOKENS_MAP,
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
-    GENERATION_CONFIG,
 )
 """What says how a tokenizer is used."""
 
@@ -33,7 +31,7 @@ _BESIDE = (
 class TokenizerFiles:
     """The files by name, how many ids the tokenizer has, and what it says of generation.
 
-    generation_config: the tokens that ``tokenizer_config.json`` names, and a ``generation_config.json`` in its folder.
+    generation_config: the tokens that files in its folder name, and a ``generation_config.json`` in there.
     generation_defaults: the end of document in training, and the tokens that a SentencePiece model itself names.
     """
 
@@ -65,42 +63,42 @@ def tokenizer_files(
         merge_file=merge_file,
     )
     if vocab_file is not None and merge_file is not None:
-        paths = {"vocab.json": vocab_file, "merges.txt": merge_file}
+        folder, paths = None, {"vocab.json": vocab_file, "merges.txt": merge_file}
     else:
         usual = "tokenizer.json" if isinstance(tokenizer, HuggingFaceTokenizer) else "tokenizer.model"
-        paths = _files(Path(str(tokenizer_model)), usual)
-    generation_file = paths.pop(GENERATION_CONFIG, None)
+        folder = _folder(Path(str(tokenizer_model)), usual)
+        paths = {usual: Path(str(tokenizer_model))} if folder is None else _files(folder)
     contents = {name: read_bytes(path) for name, path in paths.items()}
-    stated = _named_tokens(tokenizer, paths[_CONFIG], contents[_CONFIG]) if _CONFIG in paths else {}
-    if generation_file is not None:
-        stated = read_generation_config(generation_file.parent, stated)
-    if _CONFIG not in contents and isinstance(tokenizer, HuggingFaceTokenizer):
+    if TOKENIZER_CONFIG not in contents and isinstance(tokenizer, HuggingFaceTokenizer):
         end = tokenizer.model.id_to_token(tokenizer.eod)
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end}
         if vocab_file is not None:
             config = {"tokenizer_class": "GPT2Tokenizer", "eos_token": end, "bos_token": end, "unk_token": end}
-        contents[_CONFIG] = f"{json.dumps(config, indent=2, ensure_ascii=False)}\n".encode()
+        contents[TOKENIZER_CONFIG] = f"{json.dumps(config, indent=2, ensure_ascii=False)}\n".encode()
     return TokenizerFiles(
         contents=contents,
         vocab_size=tokenizer.vocab_size,
-        generation_config=stated,
+        generation_config={} if folder is None else _generation_config(tokenizer, folder),
         generation_defaults=generation_config_of(tokenizer),
     )
 
 
-def _named_tokens(tokenizer: Tokenizer, file: Path, content: bytes) -> dict[str, Any]:
-    """Read the ids of the tokens that a ``tokenizer_config.json`` names, as far as the tokenizer has them."""
-    config = parse_json(content.decode("utf-8", errors="replace"), source=str(file))
-    if not isinstance(config, dict):
-        raise ConfigError(f"{file}: not a JSON object")
+def _generation_config(tokenizer: Tokenizer, folder: Path) -> dict[str, Any]:
+    """Read what the folder of a tokenizer says of generation; the end of document is among the ends that it names."""
+    named = read_named_tokens(folder)
     ids: dict[str, Any] = {}
     for kind in ("bos", "eos", "pad"):
-        token = config.get(f"{kind}_token")
-        # A token with options is an object.
-        text = token.get("content") if isinstance(token, dict) else token
-        if isinstance(text, str) and (found := _token_id(tokenizer, text)) is not None:
+        token = named.get(f"{kind}_token")
+        if token is not None and (found := _token_id(tokenizer, token.token)) is not None:
             ids[f"{kind}_token_id"] = found
-    return ids
+    if isinstance(tokenizer, HuggingFaceTokenizer) and tokenizer.end_of_document.is_named:
+        ids["eos_token_id"] = tokenizer.eod
+    config = read_generation_config(folder, ids)
+    given = config.get("eos_token_id")
+    ends = given if isinstance(given, list) else [given]
+    if given is not None and tokenizer.eod not in ends:
+        config["eos_token_id"] = [*ends, tokenizer.eod]
+    return config
 
 
 def _token_id(tokenizer: Tokenizer, token: str) -> int | None:
@@ -114,9 +112,11 @@ def _token_id(tokenizer: Tokenizer, token: str) -> int | None:
     return None
 
 
-def _files(given: Path, usual: str) -> dict[str, Path]:
+def _folder(given: Path, usual: str) -> Path | None:
+    """Find the folder whose files are of the tokenizer; ``None`` for a file under another name."""
     folder = hugging_face_folder(given)
-    if folder is None and given.name != usual:
-        return {usual: given}
-    folder = folder or given.parent
+    return given.parent if folder is None and given.name == usual else folder
+
+
+def _files(folder: Path) -> dict[str, Path]:
     return {name: folder / name for name in (*_NAMES, *_BESIDE) if (folder / name).is_file()}

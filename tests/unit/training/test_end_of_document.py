@@ -3,7 +3,6 @@
 # Classes of transformers in annotations would load it, which takes seconds, where tests are only collected.
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,32 +14,7 @@ from megatron.core.tokenizers.text.libraries.huggingface_tokenizer import Huggin
 from hetero.errors import ConfigError
 from megatron.training.tokenizer import HuggingFaceTokenizer
 from tests.helpers.small_tokenizers import write_word_level
-
-DEEPSEEK_BEGIN, DEEPSEEK_END = (f"<\uff5c{word}\u2581of\u2581sentence\uff5c>" for word in ("begin", "end"))
-
-FAMILIES: dict[str, tuple[list[str], list[str], str]] = {
-    # In Gemma 3 </s> is an HTML tag, which ends struck-through text.
-    "gemma": (["<pad>", "<eos>", "<bos>", "<unk>"], ["<s>", "</s>"], "<eos>"),
-    "deepseek": ([DEEPSEEK_BEGIN, DEEPSEEK_END, "<unk>"], [], DEEPSEEK_END),
-    "llama-3.1-instruct": (["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<unk>"], [], "<|eot_id|>"),
-    "qwen3": (["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<unk>"], [], "<|im_end|>"),
-    "gpt-oss": (["<|startoftext|>", "<|endoftext|>", "<|return|>", "<unk>"], [], "<|return|>"),
-}
-"""By family, special tokens, other tokens and the eos_token as published."""
-
-
-def write_family(folder: Path, family: str) -> Path:
-    special, others, _ = FAMILIES[family]
-    return write_word_level(folder, special=special, words=[*others, "a", "b"])
-
-
-def write(folder: Path, **contents: Any) -> None:
-    for name, content in contents.items():
-        (folder / f"{name}.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-
-
-def tokenizer_config(**content: Any) -> dict[str, Any]:
-    return {"tokenizer_class": "PreTrainedTokenizerFast", **content}
+from tests.helpers.tokenizer_families import FAMILIES, tokenizer_config, write_family, write_json_files
 
 
 def end_of(folder: Path) -> str:
@@ -50,31 +24,20 @@ def end_of(folder: Path) -> str:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_documents_end_as_in_megatron_and_transformers(tmp_path: Path, family: str) -> None:
     write_family(tmp_path, family)
-    expected = FAMILIES[family][2]
-    write(tmp_path, tokenizer_config=tokenizer_config(eos_token=expected))
+    expected = FAMILIES[family].eos
+    write_json_files(tmp_path, tokenizer_config=tokenizer_config(eos_token=expected))
     ours = HuggingFaceTokenizer.load(tmp_path)
     assert ours.eod == transformers.AutoTokenizer.from_pretrained(tmp_path).eos_token_id
     assert ours.eod == MegatronsTokenizer(str(tmp_path)).eod
     assert ours.eod_origin == f"{expected!r} (id {ours.eod}), the eos_token of tokenizer_config.json"
 
 
-@pytest.mark.parametrize(
-    ("family", "expected"),
-    [
-        ("gemma", "<eos>"),
-        ("deepseek", DEEPSEEK_END),
-        ("llama-3.1-instruct", "<|end_of_text|>"),
-        ("qwen3", "<|endoftext|>"),
-        ("gpt-oss", "<|endoftext|>"),
-    ],
-)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", ["tokenizer.json", "mine.json"])
-def test_without_other_files_a_special_token_counts_before_any_other(
-    tmp_path: Path, family: str, expected: str, name: str
-) -> None:
+def test_without_other_files_a_special_token_counts_before_any_other(tmp_path: Path, family: str, name: str) -> None:
     file = write_family(tmp_path, family).rename(tmp_path / name)
     origin = HuggingFaceTokenizer.load(file).eod_origin
-    assert origin.startswith(repr(expected))
+    assert origin.startswith(repr(FAMILIES[family].likeliest))
     assert origin.endswith(f"as {name} has this special token and no file in its folder names an eos_token")
 
 
@@ -87,8 +50,10 @@ def test_a_vocabulary_without_special_tokens_has_a_token_of_a_usual_name(tmp_pat
 @pytest.mark.parametrize("file", ["tokenizer_config", "special_tokens_map"])
 def test_the_token_as_a_text_or_as_an_object(tmp_path: Path, file: str, named: Any) -> None:
     write_family(tmp_path, "qwen3")
-    write(tmp_path, tokenizer_config=tokenizer_config())
-    write(tmp_path, **{file: tokenizer_config(eos_token=named) if file == "tokenizer_config" else {"eos_token": named}})
+    write_json_files(tmp_path, tokenizer_config=tokenizer_config())
+    write_json_files(
+        tmp_path, **{file: tokenizer_config(eos_token=named) if file == "tokenizer_config" else {"eos_token": named}}
+    )
     assert end_of(tmp_path) == "<|im_end|>"
     assert transformers.AutoTokenizer.from_pretrained(tmp_path).eos_token == "<|im_end|>"
 
@@ -97,15 +62,15 @@ def test_the_token_as_a_text_or_as_an_object(tmp_path: Path, file: str, named: A
 def test_of_two_files_that_differ_the_one_counts_that_transformers_takes(tmp_path: Path, has_decoder: bool) -> None:
     write_family(tmp_path, "qwen3")
     decoder = {"added_tokens_decoder": {"0": {"content": "<|endoftext|>", "special": True}}} if has_decoder else {}
-    write(tmp_path, tokenizer_config=tokenizer_config(eos_token="<|endoftext|>", **decoder))
-    write(tmp_path, special_tokens_map={"eos_token": "<|im_end|>"})
+    write_json_files(tmp_path, tokenizer_config=tokenizer_config(eos_token="<|endoftext|>", **decoder))
+    write_json_files(tmp_path, special_tokens_map={"eos_token": "<|im_end|>"})
     assert end_of(tmp_path) == transformers.AutoTokenizer.from_pretrained(tmp_path).eos_token
     assert end_of(tmp_path) == ("<|endoftext|>" if has_decoder else "<|im_end|>")
 
 
 def test_a_separator_where_there_is_no_eos_as_in_megatron(tmp_path: Path) -> None:
     write_word_level(tmp_path, special=["[CLS]", "[SEP]", "<unk>"], words=["a"])
-    write(tmp_path, tokenizer_config=tokenizer_config(eos_token=None, sep_token="[SEP]"))
+    write_json_files(tmp_path, tokenizer_config=tokenizer_config(eos_token=None, sep_token="[SEP]"))
     assert end_of(tmp_path) == "[SEP]"
     assert MegatronsTokenizer(str(tmp_path)).eod == HuggingFaceTokenizer.load(tmp_path).eod
 
@@ -123,7 +88,7 @@ def test_a_separator_where_there_is_no_eos_as_in_megatron(tmp_path: Path) -> Non
             "'<|endoftext|>' (id 0), the eos_token of tokenizer_config.json",
         ),
         (
-            {"config": {"eos_token_id": None}, "generation_config": {"eos_token_id": []}, "tokenizer_config": []},
+            {"config": {"eos_token_id": None}, "generation_config": {"eos_token_id": []}, "tokenizer_config": {}},
             "'<|endoftext|>' (id 0), as tokenizer.json has this special token and no file in its folder names an "
             "eos_token",
         ),
@@ -133,7 +98,7 @@ def test_ids_of_the_model_count_where_no_file_names_a_token(
     tmp_path: Path, contents: dict[str, Any], expected: str
 ) -> None:
     write_family(tmp_path, "qwen3")
-    write(tmp_path, **contents)
+    write_json_files(tmp_path, **contents)
     assert HuggingFaceTokenizer.load(tmp_path).eod_origin == expected
 
 
@@ -148,16 +113,18 @@ def test_ids_of_the_model_count_where_no_file_names_a_token(
             {"config": {"eos_token_id": [151643, 2]}},
             r"config\.json: eos_token_id 151643 is not in the vocabulary of tokenizer\.json; take both files",
         ),
+        ({"tokenizer_config": []}, r"tokenizer_config\.json: not a JSON object"),
+        ({"special_tokens_map": "<|im_end|>"}, r"special_tokens_map\.json: not a JSON object"),
     ],
 )
-def test_an_end_that_is_not_in_the_vocabulary_is_named(tmp_path: Path, contents: dict[str, Any], message: str) -> None:
+def test_files_that_cannot_be_meant_are_named(tmp_path: Path, contents: dict[str, Any], message: str) -> None:
     write_family(tmp_path, "qwen3")
-    write(tmp_path, **contents)
+    write_json_files(tmp_path, **contents)
     with pytest.raises(ConfigError, match=message):
         HuggingFaceTokenizer.load(tmp_path)
 
 
 def test_files_that_belong_to_another_tokenizer_are_not_asked(tmp_path: Path) -> None:
     shutil.move(write_family(tmp_path, "qwen3"), tmp_path / "mine.json")
-    write(tmp_path, tokenizer_config=tokenizer_config(eos_token="<other>"))
+    write_json_files(tmp_path, tokenizer_config=tokenizer_config(eos_token="<other>"))
     assert HuggingFaceTokenizer.load(tmp_path / "mine.json").end_of_document.token == "<|endoftext|>"

@@ -7,12 +7,15 @@ import json
 from pathlib import Path
 
 import pytest
+import tokenizers
 import transformers
 
 from hetero.errors import ConfigError
+from megatron.training.generation_config import generation_config_of_run
 from megatron.training.tokenizer import build_tokenizer
 from megatron.training.tokenizer_files import tokenizer_files
 from tests.helpers.small_tokenizers import write_gpt2, write_sentencepiece, write_tokenizer
+from tests.helpers.tokenizer_families import FAMILIES, tokenizer_config, write_family, write_json_files
 from tools.convert_checkpoint import main
 
 TEXT = "to be, or not to be? \u00e4\U0001f680"
@@ -157,6 +160,55 @@ class TestGeneration:
             tokenizer_type="SentencePieceTokenizer", tokenizer_model=str(file), vocab_file=None, merge_file=None
         )
         assert found.generation_config == {"eos_token_id": 1}
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    @pytest.mark.parametrize("has_several_ends", [False, True])
+    @pytest.mark.parametrize("where", ["config", "map", "map overrules config", "config overrules map", "separator"])
+    def test_a_text_ends_as_documents_do(
+        self, source: Path, tmp_path: Path, family: str, where: str, has_several_ends: bool
+    ) -> None:
+        """Preprocessing, training and the export have one answer; several ends have that among them."""
+        published = FAMILIES[family]
+        folder = tmp_path / "tokenizer"
+        folder.mkdir()
+        write_family(folder, family)
+        (source / "generation_config.json").write_text('{"eos_token_id": 300}')  # of another tokenizer
+        other = next(token for token in published.special if token not in published.ends)
+        decoder = {"added_tokens_decoder": {"0": {"content": published.special[0], "special": True}}}
+        config, special_tokens_map = {
+            "config": ({"eos_token": published.eos}, None),
+            "map": ({}, {"eos_token": {"content": published.eos}}),
+            "map overrules config": ({"eos_token": other}, {"eos_token": published.eos}),
+            "config overrules map": ({"eos_token": published.eos, **decoder}, {"eos_token": other}),
+            "separator": ({"sep_token": published.eos}, None),
+        }[where]
+        write_json_files(folder, tokenizer_config=tokenizer_config(**config))
+        if special_tokens_map is not None:
+            write_json_files(folder, special_tokens_map=special_tokens_map)
+        model = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        ends = [model.token_to_id(token) for token in published.ends]
+        if has_several_ends:
+            write_json_files(folder, generation_config={"eos_token_id": ends})
+        run = build_tokenizer(tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(folder), vocab_size=None)
+        assert run.eod == model.token_to_id(published.eos)
+        assert generation_config_of_run(run, {"eos_token_id": 300}) == {"eos_token_id": run.eod}
+        assert self.exported(source, folder).eos_token_id == (ends if has_several_ends else run.eod)
+        if where != "separator":
+            assert transformers.AutoTokenizer.from_pretrained(source.parent / "out").eos_token_id == run.eod
+
+    @pytest.mark.parametrize("kind", ["HuggingFaceTokenizer", "SentencePieceTokenizer"])
+    def test_the_end_of_document_is_one_of_those_that_files_name(self, tmp_path: Path, kind: str) -> None:
+        """A model that was trained with the tokenizer ends texts with it, whatever its files say."""
+        if kind == "HuggingFaceTokenizer":
+            write_family(tmp_path, "qwen3")
+            write_json_files(tmp_path, tokenizer_config={"eos_token": "<|endoftext|>"})
+            write_json_files(tmp_path, generation_config={"eos_token_id": 2})
+        else:
+            write_sentencepiece(tmp_path, bos_id=2, eos_id=1)
+            write_json_files(tmp_path, tokenizer_config={"eos_token": "<s>"})
+        flags = {"tokenizer_type": kind, "tokenizer_model": str(tmp_path), "vocab_file": None, "merge_file": None}
+        found = tokenizer_files(**flags)
+        assert found.generation_config["eos_token_id"] == [2, found.generation_defaults["eos_token_id"]]
 
     def test_a_tokenizer_config_that_is_none(self, file: Path) -> None:
         (file.parent / "tokenizer_config.json").write_text("[]")
