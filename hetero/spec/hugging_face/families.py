@@ -7,6 +7,7 @@ against these classes, key by key.
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from hetero.spec.hugging_face.generation import GENERATION_PARAMETERS
 from hetero.spec.hugging_face.keys import (
     COUNT,
     COUNT_FROM_0,
@@ -68,12 +69,7 @@ _COMMON: dict[str, KeyRule] = {
     ),
     **_ignored(
         "of text generation",
-        "use_cache output_past assistant_confidence_threshold assistant_lookbehind bad_words_ids begin_suppress_tokens "
-        "diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size encoder_repetition_penalty "
-        "epsilon_cutoff eta_cutoff exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id "
-        "length_penalty max_length min_length no_repeat_ngram_size num_assistant_tokens num_assistant_tokens_schedule "
-        "num_beam_groups num_beams num_return_sequences output_scores remove_invalid_values repetition_penalty "
-        "return_dict_in_generate suppress_tokens target_lookbehind temperature top_k top_p typical_p",
+        f"use_cache output_past {' '.join(GENERATION_PARAMETERS)}",
     ),
     **_ignored("of fine-tuning: noise that its trainer adds to embeddings", "neftune_noise_alpha"),
     **_ignored(

@@ -12,6 +12,43 @@ GENERATION_CONFIG = "generation_config.json"
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 """The keys that name tokens: the first of a text, those that end it, and the one that fills up a batch."""
 
+GENERATION_PARAMETERS = (
+    "assistant_confidence_threshold",
+    "assistant_lookbehind",
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "diversity_penalty",
+    "do_sample",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
+    "encoder_repetition_penalty",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "exponential_decay_length_penalty",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "length_penalty",
+    "max_length",
+    "min_length",
+    "no_repeat_ngram_size",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "num_beam_groups",
+    "num_beams",
+    "num_return_sequences",
+    "output_scores",
+    "remove_invalid_values",
+    "repetition_penalty",
+    "return_dict_in_generate",
+    "suppress_tokens",
+    "target_lookbehind",
+    "temperature",
+    "top_k",
+    "top_p",
+    "typical_p",
+)
+"""The keys that say how the next token is drawn. Older versions of ``transformers`` wrote them into ``config.json``."""
+
 _MAX_BYTES = 65_536
 """Limit of a generation_config.json, which every checkpoint of a run carries; published ones have some 200 bytes."""
 
@@ -23,10 +60,11 @@ GenerationConfig = Mapping[str, Any]
 
 
 def read_generation_config(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Read how text is generated, from ``generation_config.json`` and from what ``config.json`` says of tokens.
+    """Read how text is generated, from ``generation_config.json`` and from what ``config.json`` says of it.
 
     Where both name a token, the first counts, as in ``transformers``. A token that neither names is left out: the
-    defaults of ``transformers`` are those of another vocabulary.
+    defaults of ``transformers`` are those of another vocabulary. :data:`GENERATION_PARAMETERS` of a ``config.json``
+    count where there is no other file, as in ``transformers``.
 
     Args:
         folder: may have no ``generation_config.json``.
@@ -36,11 +74,18 @@ def read_generation_config(folder: Path, config: Mapping[str, Any]) -> dict[str,
         ConfigError: the file is no JSON object or too large, or the id of a token is no id.
     """
     path = folder / GENERATION_CONFIG
-    stated = _read(path) if path.is_file() else {}
+    stated = _read(path) if (is_there := path.is_file()) else {}
     _check_ids(stated, source=path)
     _check_ids(config, source=folder / "config.json")
-    merged = {key: value for key in TOKEN_IDS if (value := config.get(key)) is not None}
-    return merged | {key: value for key, value in stated.items() if value is not None and key not in _OF_THE_FILE}
+    keys = TOKEN_IDS if is_there else (*TOKEN_IDS, *GENERATION_PARAMETERS)
+    known = {key: config[key] for key in keys if key in config}
+    known |= {key: value for key, value in stated.items() if not _is_unset(key, value)}
+    return {key: value for key, value in known.items() if key not in _OF_THE_FILE and not _is_unset(key, value)}
+
+
+def _is_unset(key: str, value: object) -> bool:
+    """Whether a value says nothing: ``null``, or a list of tokens without one."""
+    return value is None or (key in TOKEN_IDS and value == [])
 
 
 def _read(path: Path) -> dict[str, Any]:

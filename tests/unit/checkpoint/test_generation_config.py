@@ -86,6 +86,20 @@ def test_all_of_generation_config_comes_along(tmp_path: Path, through_ours: bool
     assert model.generation_config.temperature == 0.6
 
 
+@pytest.mark.parametrize("through_ours", [True, False])
+def test_parameters_of_an_older_config_come_along(tmp_path: Path, through_ours: bool) -> None:
+    """transformers takes them from there where no generation_config.json is; the export drew no tokens."""
+    random_model("llama", eos_token_id=9).save_pretrained(tmp_path / "in")
+    (tmp_path / "in" / "generation_config.json").unlink()
+    path = tmp_path / "in" / "config.json"
+    drawn = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "max_length": 50}
+    path.write_text(json.dumps(json.loads(path.read_text()) | drawn))
+    out = exported(tmp_path / "in", through_ours=through_ours)
+    for folder in (tmp_path / "in", out):
+        read = transformers.AutoModelForCausalLM.from_pretrained(folder).generation_config
+        assert {key: getattr(read, key) for key in drawn} == drawn
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_not_known_is_null(tmp_path: Path, family: str, capsys: pytest.CaptureFixture[str]) -> None:
     """transformers filled in ids of another vocabulary: 1 and 2, or 50256."""
@@ -138,8 +152,11 @@ class TestReading:
         expected = {"bos_token_id": 1, "eos_token_id": 7, "pad_token_id": 3, "top_k": 5}
         assert read_generation_config(tmp_path, config) == expected
 
-    def test_nothing(self, tmp_path: Path) -> None:
-        assert read_generation_config(tmp_path, {"eos_token_id": None}) == {}
+    @pytest.mark.parametrize("nothing", [None, []])
+    def test_nothing(self, tmp_path: Path, nothing: Any) -> None:
+        assert read_generation_config(tmp_path, {"eos_token_id": nothing, "top_p": None}) == {}
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": nothing}))
+        assert read_generation_config(tmp_path, {"eos_token_id": 2, "top_p": 0.9}) == {"eos_token_id": 2}
 
     @pytest.mark.parametrize("value", ['"</s>"', "true", "[1, null]", "1.5", "{}"])
     def test_an_id_that_is_none(self, tmp_path: Path, value: str) -> None:
