@@ -12,6 +12,7 @@ from hetero.errors import ConfigError
 from hetero.serialization import load, parse_json, read_text
 from hetero.spec.hugging_face.families import TABLES
 from hetero.spec.hugging_face.folder import hugging_face_folder
+from hetero.spec.hugging_face.generation import read_generation_config
 from hetero.spec.hugging_face.keys import ConfigValues
 from hetero.spec.hugging_face.models import BUILDERS
 from hetero.spec.model import ModelSpec
@@ -27,11 +28,22 @@ def load_model(path: Path) -> ModelSpec:
         ConfigError: the file is missing or malformed, or a Hugging Face model that cannot be expressed.
     """
     path = _file(path)
-    if path.suffix == ".json":
-        config = parse_json(read_text(path), source=str(path))
-        if isinstance(config, dict) and "model_type" in config:
-            return from_hugging_face(config, source=str(path))
-    return load(ModelSpec, path)
+    config = _hugging_face_config(path)
+    return load(ModelSpec, path) if config is None else from_hugging_face(config, source=str(path))
+
+
+def load_generation_config(path: Path) -> dict[str, Any]:
+    """Load how text is generated, from a Hugging Face configuration; empty for a file with our own fields.
+
+    Args:
+        path: as :func:`load_model` takes it. A ``generation_config.json`` counts if it is in the same folder.
+
+    Raises:
+        ConfigError: a file is missing or malformed.
+    """
+    path = _file(path)
+    config = _hugging_face_config(path)
+    return {} if config is None else read_generation_config(path.parent, config)
 
 
 def precision_of(path: Path) -> str | None:
@@ -45,9 +57,8 @@ def precision_of(path: Path) -> str | None:
     Raises:
         ConfigError: the file is missing or malformed.
     """
-    path = _file(path)
-    config = parse_json(read_text(path), source=str(path)) if path.suffix == ".json" else None
-    if not isinstance(config, dict) or "model_type" not in config:
+    config = _hugging_face_config(_file(path))
+    if config is None:
         return None
     # transformers 5 says dtype; "auto" and nothing mean that the tensors say it.
     given = config.get("dtype") or config.get("torch_dtype")
@@ -62,6 +73,12 @@ _PRECISIONS: Mapping[str, str] = MappingProxyType(
 def _file(path: Path) -> Path:
     folder = hugging_face_folder(path)
     return path if folder is None else folder / "config.json"
+
+
+def _hugging_face_config(path: Path) -> dict[str, Any] | None:
+    """Read a Hugging Face configuration; ``None`` if the file has our own fields."""
+    config = parse_json(read_text(path), source=str(path)) if path.suffix == ".json" else None
+    return config if isinstance(config, dict) and "model_type" in config else None
 
 
 def from_hugging_face(config: Mapping[str, Any], *, source: str) -> ModelSpec:

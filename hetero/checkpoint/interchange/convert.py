@@ -15,7 +15,7 @@ from hetero.checkpoint.interchange.weights import WeightSource
 from hetero.errors import CheckpointError
 from hetero.spec.hugging_face.generation import GenerationConfig
 from hetero.spec.model import VOCABULARY_DIVISOR, padded_vocab_size
-from hetero.spec.model_import import load_model
+from hetero.spec.model_import import load_generation_config, load_model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,9 +53,9 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class OpenSource:
-    """The weights to convert, and what their folder says besides.
+    """The weights to convert, and what else is known of them.
 
-    generation_config: how text is generated from the model; empty if the format does not say.
+    generation_config: how text is generated from the model; empty if neither the format nor the model file says it.
     notes: what the user should know of how the source was read, one sentence each.
     """
 
@@ -131,4 +131,4 @@ def open_source(conversion: Conversion) -> OpenSource:
                 rows = padded_vocab_size(model.vocab_size, divisible_by=conversion.divisible_by)
                 model = dataclasses.replace(model, padded_vocab_size=rows)
             saved = TorchDistSource(conversion.source, model=model)
-            return OpenSource(saved, notes=saved.notes)
+            return OpenSource(saved, load_generation_config(conversion.model), saved.notes)

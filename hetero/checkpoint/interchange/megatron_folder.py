@@ -69,7 +69,7 @@ def _others(folder: Path) -> str:
 
 def _what_it_is(checkpoint: Path) -> str:
     """Say what a folder without ``metadata.json`` is, by the files by which Megatron-LM tells its formats apart."""
-    if any(checkpoint.glob("mp_rank_*")) or checkpoint.name.startswith("mp_rank_"):
+    if any(checkpoint.glob("mp_rank_*/")) or checkpoint.name.startswith("mp_rank_"):
         return (
             f"{checkpoint}: a checkpoint in Megatron-LM's older format torch, which has a pickle of each rank "
             "(mp_rank_00/model_optim_rng.pt); only torch_dist is read. Megatron-LM converts it: start the run's own "

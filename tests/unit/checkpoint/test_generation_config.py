@@ -86,6 +86,20 @@ def test_all_of_generation_config_comes_along(tmp_path: Path, through_ours: bool
     assert model.generation_config.temperature == 0.6
 
 
+@pytest.mark.parametrize("given", [".", "config.json"])
+def test_a_megatron_checkpoint_ends_a_text_as_its_hugging_face_model_does(tmp_path: Path, given: str) -> None:
+    """The checkpoint says nothing of tokens, and --model names them."""
+    random_model("llama", bos_token_id=3, eos_token_id=9).save_pretrained(tmp_path / "in")
+    (tmp_path / "in" / "generation_config.json").write_text('{"eos_token_id": [7, 9], "top_k": 5}')
+    paths = ["--input", str(tmp_path / "in"), "--output", str(tmp_path / "theirs")]
+    assert main(["--from", "hf", "--to", "megatron", *paths]) == 0
+    paths = ["--input", str(tmp_path / "theirs"), "--output", str(tmp_path / "out")]
+    assert main(["--from", "megatron", "--to", "hf", *paths, "--model", str(tmp_path / "in" / given)]) == 0
+    written = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert written == {"bos_token_id": 3, "eos_token_id": [7, 9], "top_k": 5}
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["eos_token_id"] == [7, 9]
+
+
 @pytest.mark.parametrize("through_ours", [True, False])
 def test_parameters_of_an_older_config_come_along(tmp_path: Path, through_ours: bool) -> None:
     """transformers takes them from there where no generation_config.json is; the export drew no tokens."""

@@ -199,10 +199,12 @@ class TestRefused:
         with pytest.raises(CheckpointError, match=rf"it says {word}, and there is no .*: iter_0000012$"):
             TorchDistSource(tmp_path, model=LLAMA)
 
-    @pytest.mark.parametrize("given", [".", "empty"])
+    @pytest.mark.parametrize("given", [".", "empty", "deepspeed"])
     def test_a_folder_above_or_another(self, tmp_path: Path, given: str) -> None:
         (tmp_path / "runs" / "run" / "iter_0000012").mkdir(parents=True)
         (tmp_path / "runs" / "empty").mkdir()
+        (tmp_path / "runs" / "deepspeed").mkdir()
+        (tmp_path / "runs" / "deepspeed" / "mp_rank_00_model_states.pt").write_bytes(b"")
         with pytest.raises(CheckpointError, match=r"no checkpoint of Megatron-LM, which has a metadata.json; give the"):
             TorchDistSource(tmp_path / "runs" / given, model=LLAMA)
 
