@@ -138,6 +138,7 @@ class Parser(argparse.ArgumentParser):
         if conflicts:
             message = f"{first} and {second} exclude each other; leave one out"
         message = message.removeprefix("argument ").replace(": expected ", " is without a value: it takes ", 1)
+        message = message.replace(": ignored explicit argument ", " takes no value, found ", 1)
         raise UsageError(f"{self.prog}: {message.replace('argument ', '')}; see {self.prog} --help")
 
     def _told_missing(self, names: Sequence[str]) -> str:

@@ -3,13 +3,16 @@
 The rules, in this order:
 
 1. Its first bytes say that it is compressed, Parquet, or a format that is refused with what to do instead.
-2. A file of white space has no documents. One with NUL bytes is refused: it is binary, or text in UTF-16.
+2. A file of white space, or of an empty JSON array, has no documents. One with NUL bytes is refused: it is binary, or
+   text in UTF-16.
 3. If its first line is a JSON object, it is JSON lines. If the first line is none and the second is an object with one
    of the keys that are asked for, it is JSON lines whose first line is damaged.
 4. If it begins with an object over several lines, or with an array of objects, it is JSON.
-5. Otherwise it is JSON lines if it is named so, refused if it is named JSON, CSV or Parquet, and else a text.
+5. Otherwise it is JSON lines if it is named so, refused if it is an array of strings or named JSON, CSV or Parquet, and
+   else a text.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +50,11 @@ FORMAT_NAMES: Mapping[Format, str] = MappingProxyType(
 AS_TEXT = "--input-format text takes each file as one document"
 
 _OTHER_FORMATS: tuple[tuple[int, bytes, str], ...] = (
+    # The mark of UTF-32 begins with that of UTF-16.
+    (0, b"\xff\xfe\x00\x00", "text in UTF-32, must be in UTF-8; convert it, as iconv -f UTF-32 -t UTF-8 does"),
+    (0, b"\x00\x00\xfe\xff", "text in UTF-32, must be in UTF-8; convert it, as iconv -f UTF-32 -t UTF-8 does"),
+    (0, b"\xff\xfe", "text in UTF-16, must be in UTF-8; convert it, as iconv -f UTF-16 -t UTF-8 does"),
+    (0, b"\xfe\xff", "text in UTF-16, must be in UTF-8; convert it, as iconv -f UTF-16 -t UTF-8 does"),
     (257, b"ustar", "a tar archive; unpack it and give the folder"),
     (0, b"PK\x03\x04", "a zip archive; unpack it and give the folder"),
     (0, b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive; unpack it and give the folder"),
@@ -55,6 +63,8 @@ _OTHER_FORMATS: tuple[tuple[int, bytes, str], ...] = (
     (0, b"\xff\xff\xff\xff", "an Arrow stream; write its table as Parquet"),
     (0, b"Obj\x01", "an Avro file; write its records as JSON lines"),
     (0, b"%PDF-", "a PDF; extract its text first"),
+    (0, b"WARC/1.", "a web archive (WARC, WET); write its texts as JSON lines"),
+    (0, b"\x1e{", "a JSON text sequence; take out its record separators (tr -d '\\036'), which leaves JSON"),
     (0, b"MMIDIDX\x00", "the index of a Megatron dataset, which is tokenized already; give it to --data-path"),
 )
 """Where in a file which bytes are, and what it is then (the specifications of the formats)."""
@@ -72,6 +82,11 @@ _NAMED_OTHERWISE: Mapping[str, str] = MappingProxyType(
         ".parquet": f"cannot be read as Parquet: it does not begin with PAR1; is the file complete? {AS_TEXT}",
     }
 )
+
+
+_EMPTY_ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*\]\s*")
+_STRING_IN_ARRAY = re.compile(rb'\s*\[\s*"[^"\\]*+(?:\\.[^"\\]*+)*+"\s*[],]', re.DOTALL)
+_ARRAY_OF_STRINGS = f"a JSON array of strings, must be of objects; write objects with a text, or {AS_TEXT}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,11 +127,15 @@ def look_at(path: Path, input_format: InputFormat, keys: tuple[str, ...]) -> Con
         return Content(format="text", packing=packing, refusal=refusal)
     if len(head) < HEAD_BYTES and not head.removeprefix(BYTE_ORDER_MARK).strip():
         return Content(format="empty", packing=packing)
+    if len(head) < HEAD_BYTES and _EMPTY_ARRAY.fullmatch(head):
+        return Content(format="empty", packing=packing)
     if (record := _record(path, packing, head, keys)) is not None:
         return Content(format=record[0], packing=packing, first_keys=record[1])
     suffix = _suffix(path)
     if suffix in _NAMED_JSON_LINES:
         return Content(format="jsonl", packing=packing)
+    if _is_array_of_strings(head):
+        return Content(format="text", packing=packing, refusal=_ARRAY_OF_STRINGS)
     return Content(format="text", packing=packing, refusal=_NAMED_OTHERWISE.get(suffix, ""))
 
 
@@ -131,8 +150,6 @@ def _refusal(head: bytes) -> str:
     for offset, magic, what in _OTHER_FORMATS:
         if head.startswith(magic, offset):
             return what
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "text in UTF-16, must be in UTF-8; convert it, as iconv -f UTF-16 -t UTF-8 does"
     if packing := packing_of(head):
         return f"compressed twice, the second time with {packing}; decompress it once"
     if b"\x00" in head:
@@ -157,6 +174,17 @@ def _record(
     if text.startswith(b"{") and (first := _first_object(path, packing)) is not None:
         return "json", tuple(first)
     return None
+
+
+def _is_array_of_strings(head: bytes) -> bool:
+    """Whether the file begins with a JSON array of strings; one that ends within ``head`` has nothing after it."""
+    text = head.removeprefix(BYTE_ORDER_MARK)
+    if not _STRING_IN_ARRAY.match(text):
+        return False
+    try:
+        return len(head) == HEAD_BYTES or bool(parse_json(text.decode("utf-8", errors="replace"), source=""))
+    except ConfigError:
+        return False
 
 
 def _suffix(path: Path) -> str:

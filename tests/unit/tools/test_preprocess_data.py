@@ -520,6 +520,7 @@ def test_flags_of_megatron_that_have_no_effect_are_told_and_change_nothing(
         ("--dataset-impl lazy", "--dataset-impl is 'lazy', must be one of mmap"),
         ("--partitions 2 3", "unexpected '3' after the value of --partitions"),
         ("--split-sentence", "unknown flag --split-sentence"),
+        ("--append-eod=true", "--append-eod takes no value, found 'true'"),
     ],
 )
 def test_flags_of_megatron_that_would_write_other_data_are_refused_by_name(

@@ -74,6 +74,8 @@ def test_every_way_to_write_the_same_objects(tmp_path: Path, content: bytes, exp
         ("a.js", b'{ let a = "}"; }'),
         ("a.md", b'[link](x)\nSay {"text": 1}.\n'),
         ("a.txt", b"[1, 2]"),
+        ("a.js", b'["a", "b"].map(f)\n'),
+        ("a.txt", b'["a quotation]'),
         ("a.txt", b"PAR1 is a magic number, BZh another"),
         ("a.md", b"title\n\nline three\n" + LINES),
         ("a.txt", b"{" + b"x" * HEAD_BYTES + b"\n" + LINES),
@@ -110,10 +112,11 @@ def test_a_damaged_first_line_does_not_make_one_document_of_all(tmp_path: Path) 
     assert [record.texts(("text",)) for record in rest] == [{"text": "a"}, {"text": "b"}]
 
 
-@pytest.mark.parametrize("name", ["_SUCCESS", "empty.jsonl", "blank.txt"])
-def test_an_empty_file_has_no_documents_and_no_keys(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["_SUCCESS", "empty.jsonl", "blank.txt", "empty.json"])
+@pytest.mark.parametrize("content", [b" \n", b" [\n]\n"])
+def test_an_empty_file_has_no_documents_and_no_keys(tmp_path: Path, name: str, content: bytes) -> None:
     """Such a file stands among those that Spark writes."""
-    (tmp_path / name).write_bytes(MARK + b" \n")
+    (tmp_path / name).write_bytes(MARK + content)
     (tmp_path / "part-0").write_bytes(LINES)
     found = found_in(tmp_path)
     assert f"read as empty, without a document: {tmp_path / name}" in found.summary()
@@ -142,11 +145,18 @@ def zipped() -> bytes:
         ("a.zip", zipped(), "a zip archive; unpack it"),
         ("a.jsonl.gz", gzip.compress(gzip.compress(LINES)), "compressed twice, the second time with gzip"),
         ("a.jsonl", LINES.decode().encode("utf-16"), "text in UTF-16, must be in UTF-8"),
+        ("a.jsonl", LINES.decode().encode("utf-32"), "text in UTF-32, must be in UTF-8"),
+        ("a.jsonl", b"\0\0\xfe\xff" + LINES.decode().encode("utf-32-be"), "text in UTF-32, must be in UTF-8"),
         ("a.jsonl", LINES.decode().encode("utf-16-le"), "holds NUL bytes: it is binary, or text in UTF-16"),
         ("a.txt", b"abc\0d", "holds NUL bytes: it is binary, or text in UTF-16"),
         ("a.idx", b"MMIDIDX\0\0", "the index of a Megatron dataset, which is tokenized already"),
         ("a.arrow", b"ARROW1\0\0", "an Arrow file; write its table as Parquet"),
         ("a.csv", b"text,id\nx,1\n", "a table in CSV; convert it to JSON lines or Parquet, or --input-format text"),
+        ("a.warc.wet.gz", gzip.compress(b"WARC/1.0\r\nWARC-Type: warcinfo\r\n"), "a web archive (WARC, WET); write"),
+        ("a.json-seq", b'\x1e{"text": "a"}\n\x1e{"text": "b"}\n', "a JSON text sequence; take out its"),
+        ("part-0", MARK + b'["a", "b"]', "a JSON array of strings, must be of objects; write objects with a text"),
+        ("a.json", b'[\n  "a\\"b"\n]\n', "a JSON array of strings, must be of objects"),
+        ("a", b'["a", "' + b"b" * HEAD_BYTES + b'"]', "a JSON array of strings, must be of objects"),
         ("a.json", b"[1, 2]", "named JSON and does not begin with an object or an array of objects"),
         ("tsconfig.json", b"// comment\n{}", "named JSON and does not begin with an object or an array of objects"),
     ],
