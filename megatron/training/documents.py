@@ -399,6 +399,8 @@ def _expand(item: str, pattern: str) -> list[Path]:
         return found
     if path.is_file():
         return [path]
+    if path.exists():
+        raise ConfigError(f"--input {item}: a pipe or a device, which is read only once; write its content to a file")
     found = sorted(file for file in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if file.is_file())
     if not found:
         raise ConfigError(

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import os
 import tarfile
 import zipfile
 from pathlib import Path
@@ -240,6 +241,13 @@ def test_thousands_of_files_are_a_line_per_format(tmp_path: Path) -> None:
         f"read as JSON lines: {tmp_path / 'a.jsonl'}",
         f"read as JSON lines, gzip: {tmp_path / 'b.jsonl.gz'}",
     ]
+
+
+def test_a_pipe_is_named(tmp_path: Path) -> None:
+    """As of a shell's <(zcat a.gz); its content would be gone after the look at it."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match=r"--input .*pipe: a pipe or a device, which is read only once; write its"):
+        found_in(tmp_path / "pipe")
 
 
 def test_a_given_format_is_taken_and_compression_is_seen(tmp_path: Path) -> None:
