@@ -383,12 +383,17 @@ def _kind_of(path: Path) -> str:
     return "a folder" if path.is_dir() else "a pipe" if path.is_fifo() else "a device or a socket"
 
 
-def near_match(word: str, known: list[str]) -> str:
-    """A hint for a misspelt word: up to three known ones that begin with it, else the closest, or nothing."""
+def near_match(word: str, known: list[str], *, least_similarity: float = 0.75) -> str:
+    """A hint for a misspelt word: up to three known ones that begin with it, else the closest, or nothing.
+
+    Args:
+        least_similarity: of the closest one, as difflib computes it, from 0 to 1. A heuristic: two swapped letters of
+            four agree by 3/4, one wrong of three by less.
+    """
     begun = [each for each in known if word and each.lower().startswith(word.lower())]
-    # All flags share their dashes. A heuristic: two swapped letters of four agree by 3/4, one wrong of three by less.
+    # All flags share their dashes.
     bare = {each.lstrip("-"): each for each in known}
-    close = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.75)
+    close = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=least_similarity)
     matches = begun[:3] or [bare[each] for each in close]
     return f" (did you mean {' or '.join(map(repr, matches))}?)" if matches else ""
 

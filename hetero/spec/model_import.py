@@ -13,7 +13,7 @@ from hetero.serialization import load, parse_json, read_text
 from hetero.spec.hugging_face.families import TABLES
 from hetero.spec.hugging_face.folder import hugging_face_folder
 from hetero.spec.hugging_face.generation import read_generation_config
-from hetero.spec.hugging_face.keys import ConfigValues
+from hetero.spec.hugging_face.keys import ConfigValues, UnreadableError
 from hetero.spec.hugging_face.models import BUILDERS
 from hetero.spec.model import ModelSpec
 
@@ -96,8 +96,13 @@ def from_hugging_face(config: Mapping[str, Any], *, source: str) -> ModelSpec:
             "its shape, write a model file as in scripts/presets/models/"
         )
     values = ConfigValues(family=family, table=TABLES[family], given=config)
+    problems = values.problems()
     try:
-        values.check()
-        return BUILDERS[family](values)
+        model = BUILDERS[family](values)
+    except UnreadableError:
+        assert problems, "they say which key"
     except ConfigError as error:
-        raise ConfigError("\n".join(f"{source}: {line}" for line in str(error).splitlines())) from None
+        problems += str(error).splitlines()
+    if problems:
+        raise ConfigError("\n".join(f"{source}: {problem}" for problem in problems))
+    return model

@@ -53,6 +53,25 @@ _LLAMA: dict[str, Any] = {
     "use_cache": True,
     "vocab_size": 32000,
 }
+_LLAMA_OF_2023: dict[str, Any] = {
+    "architectures": ["LLaMAForCausalLM"],
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 11008,
+    "max_sequence_length": 2048,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "pad_token_id": -1,
+    "rms_norm_eps": 1e-06,
+    "torch_dtype": "float16",
+    "transformers_version": "4.27.0.dev0",
+    "use_cache": True,
+    "vocab_size": 32000,
+}
 _SMOLLM2 = _LLAMA | {
     "attention_bias": False,
     "attention_dropout": 0.0,
@@ -196,6 +215,7 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
         "unsloth/Llama-3.2-1B": _LLAMA_3_2_1B
         | {"pad_token_id": 128004, "unsloth_fixed": True, "unsloth_version": "2024.9"},
+        "decapoda-research/llama-7b-hf": _LLAMA_OF_2023,
         "lmsys/vicuna-7b-v1.5": _LLAMA
         | {"_name_or_path": "vicuna-7b-v1.5", "pad_token_id": 0, "transformers_version": "4.31.0"},
         "lmsys/vicuna-7b-v1.5-16k": _LLAMA

@@ -11,6 +11,7 @@ from hetero.spec.hugging_face.generation import GENERATION_PARAMETERS
 from hetero.spec.hugging_face.keys import (
     COUNT,
     COUNT_FROM_0,
+    NO_MODEL_CODE,
     OBJECT,
     POSITIVE,
     SWITCH,
@@ -42,7 +43,10 @@ _COMMON: dict[str, KeyRule] = {
         "model_type transformers_version _name_or_path name_or_path _commit_hash unsloth_fixed unsloth_version "
         "transformers.js_config",
     ),
-    **_ignored("the type that weights are stored in; every tensor says its own", "dtype torch_dtype use_bfloat16"),
+    **_ignored(
+        "the type that weights are stored in; every tensor says its own",
+        "dtype torch_dtype use_bfloat16 _pre_quantization_dtype",
+    ),
     **_ignored("initial weights are drawn with --init-method-std", "initializer_range init_std"),
     **_ignored(
         "names tokens, which the tokenizer does; samples here have no padding",
@@ -76,7 +80,7 @@ _COMMON: dict[str, KeyRule] = {
         "the longest sequence of a tokenizer or a training; ``max_position_embeddings`` is the model's",
         "max_sequence_length model_max_length",
     ),
-    "auto_map": Only((None, {}), "the model is transformers' own, without code of its folder"),
+    "auto_map": Read((), NO_MODEL_CODE.or_null(), default=None),
     "quantization": Only((None,), "weights are plain floating-point numbers"),
     "is_encoder_decoder": Only((False,), "there is no encoder"),
     "add_cross_attention": Only((False,), "there is no encoder"),
@@ -111,7 +115,7 @@ _LLAMA_LIKE: dict[str, KeyRule] = {
 
 _LLAMA: dict[str, KeyRule] = {
     **_LLAMA_LIKE,
-    "architectures": Read((), texts_of("LlamaForCausalLM", "LlamaModel").or_null(), default=None),
+    "architectures": Read((), texts_of("LlamaForCausalLM", "LlamaModel", "LLaMAForCausalLM").or_null(), default=None),
     **_ignored("nanotron's name of the family", "is_llama_config"),
     "rope_interleaved": Only((False,), "rotations pair channels that are half a head apart"),
     "max_position_embeddings": Read(("max_position_embeddings",), COUNT, default=2048),
@@ -212,6 +216,9 @@ _OPT: dict[str, KeyRule] = {
     "_remove_final_layer_norm": Only((False,), "a norm stands before the head"),
     "enable_bias": Only((True,), "all linear layers have biases"),
     "output_projection": Only((True,), "logits are computed"),
+    # Of Galactica's files; transformers reads neither.
+    "learned_embeddings": Only((True,), "positions are learned"),
+    "scale_embeddings": Only((False,), "embeddings are not scaled"),
     "layer_norm_elementwise_affine": Only((True,), "norms have weights and biases"),
     "dropout": _DROPOUT,
     "attention_dropout": _DROPOUT,

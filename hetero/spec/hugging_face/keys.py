@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hetero.errors import ConfigError
 from hetero.serialization import near_match
 
 
@@ -30,11 +29,18 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+_MODEL_CLASSES = ("AutoModel", "TFAutoModel", "FlaxAutoModel")
+
 COUNT = ValueKind("a whole number of at least 1", lambda value: type(value) is int and value >= 1)
 COUNT_FROM_0 = ValueKind("a whole number of at least 0", lambda value: type(value) is int and value >= 0)
 POSITIVE = ValueKind("a number above 0", lambda value: _is_number(value) and value > 0)
 SWITCH = ValueKind("true or false", lambda value: type(value) is bool)
 OBJECT = ValueKind("an object", lambda value: isinstance(value, dict))
+NO_MODEL_CODE = ValueKind(
+    "an object without a model's class (Python code of the folder is not run; take it out if transformers computes the "
+    "same without that code)",
+    lambda value: isinstance(value, dict) and not any(name.startswith(_MODEL_CLASSES) for name in value),
+)
 TEXTS = ValueKind("a list of texts", lambda value: isinstance(value, list) and all(type(each) is str for each in value))
 
 
@@ -43,6 +49,9 @@ def texts_of(*names: str) -> ValueKind:
     limit = f"a list with nothing but {' or '.join(names)}"
     return ValueKind(limit, lambda value: TEXTS.accepts(value) and set(value) <= set(names))
 
+
+_MISSPELT = 0.8
+"""Least similarity of a misspelt key: files mostly come from programs, which write keys of their own."""
 
 REQUIRED = object()
 """Stands for the default of a key that every file must have."""
@@ -92,6 +101,10 @@ KeyRule = Read | Only | SameAs | Ignored
 KeyTable = Mapping[str, KeyRule]
 
 
+class UnreadableError(Exception):
+    """A key that is missing or has a value of another kind, where a model is built."""
+
+
 @dataclass(frozen=True, slots=True)
 class ConfigValues:
     """The values of one configuration, with defaults for those that the file leaves out.
@@ -106,25 +119,20 @@ class ConfigValues:
     given: Mapping[str, Any]
 
     def __getitem__(self, key: str) -> Any:
-        rule = self.table[key]
-        if key in self.given:
-            return self.given[key]
-        if isinstance(rule, Only):
-            return rule.unless_given
-        assert isinstance(rule, Read), key
-        assert rule.default is not REQUIRED, f"{key} is missing, which check() says"
-        return rule.default
-
-    def check(self) -> None:
-        """Checks every key of the file against the table.
+        """Returns the value of a key.
 
         Raises:
-            ConfigError: keys that the table does not have, or with values that it does not allow: all of them, a line
-                for all unknown keys and one for each wrong value.
+            UnreadableError: :meth:`problems` says what is wrong with it.
         """
+        rule = self.table[key]
+        if self._problem(key, rule) is not None:
+            raise UnreadableError(key)
+        return self._value(key, rule)
+
+    def problems(self) -> list[str]:
+        """Returns what is wrong with the keys of the file: a line for all unknown ones, and one for each value."""
         problems = [self._problem(key, rule) for key, rule in self.table.items() if self._counts(key, rule)]
-        if wrong := [problem for problem in (self._unknown_keys(), *problems) if problem is not None]:
-            raise ConfigError("\n".join(wrong))
+        return [problem for problem in (self._unknown_keys(), *problems) if problem is not None]
 
     def _counts(self, key: str, rule: KeyRule) -> bool:
         return not isinstance(rule, Ignored) and (key in self.given or not isinstance(rule, SameAs))
@@ -133,8 +141,12 @@ class ConfigValues:
         unknown = [key for key in self.given if key not in self.table]
         if not unknown:
             return None
-        counting = [key for key, rule in self.table.items() if not isinstance(rule, Ignored)]
-        shown = [f"{key!r} ({reprlib.repr(self.given[key])}){near_match(key, counting)}" for key in unknown]
+        # A key that the file has is not misspelt at another place of it.
+        absent = [key for key, rule in self.table.items() if not isinstance(rule, Ignored) and key not in self.given]
+        shown = [
+            f"{key!r} ({reprlib.repr(self.given[key])}){near_match(key, absent, least_similarity=_MISSPELT)}"
+            for key in unknown
+        ]
         several = len(unknown) > 1
         return (
             f"key{'s' if several else ''} {', '.join(shown)} {'are' if several else 'is'} not accounted for in "
@@ -146,7 +158,7 @@ class ConfigValues:
         """What is wrong with a key that counts; ``None`` if nothing is."""
         if isinstance(rule, Read) and rule.default is REQUIRED and key not in self.given:
             return f"missing key {key!r} of a {self.family} configuration"
-        value = self.given[key] if isinstance(rule, SameAs) else self[key]
+        value = self._value(key, rule)
         shown = f"{key} is {reprlib.repr(value)}" + ("" if key in self.given else " where a file leaves it out")
         match rule:
             case Read(_, kind, _) if key in self.given and not kind.accepts(value):
@@ -159,3 +171,13 @@ class ConfigValues:
             case SameAs(other) if value is not None and other in self.given and value != self.given[other]:
                 return f"{shown} and {other} {self.given[other]!r}: they must be equal"
         return None
+
+    def _value(self, key: str, rule: KeyRule) -> Any:
+        """What the file says, or the default of the family."""
+        if key in self.given:
+            return self.given[key]
+        if isinstance(rule, Only):
+            return rule.unless_given
+        assert isinstance(rule, Read), key
+        assert rule.default is not REQUIRED, key
+        return rule.default

@@ -234,7 +234,8 @@ def test_gpt2() -> None:
         (GPT2, {"hidden_size": 1024}, "hidden_size is 1024 and n_embd 768: they must be equal"),
         (GPT2, {"n_special": 3}, "n_special is 3, GPTModel here has 0: all tokens are in vocab_size"),
         (LLAMA, {"rope_interleaved": True}, "rope_interleaved is True, GPTModel here has False: rotations pair"),
-        (LLAMA, {"auto_map": {"AutoModel": "a.B"}}, "auto_map is .*without code of its folder"),
+        (LLAMA, {"auto_map": {"AutoModel": "a.B"}}, "auto_map is .*without a model's class.*take it out if"),
+        (LLAMA, {"auto_map": {"AutoConfig": "a.C", "AutoModelForCausalLM": "a.B"}}, "auto_map is .*take it out if"),
         (LLAMA, {"quantization": {"bits": 4}}, "quantization is {'bits': 4}, GPTModel here has None"),
         (GPT2, {"activation_function": "gelu"}, "GELU is its tanh form"),
         (GPT2, {"add_cross_attention": True}, "there is no encoder"),
@@ -292,6 +293,36 @@ def test_all_that_is_wrong_with_a_file_is_said_at_once() -> None:
         "for the same shape, write a model file as in scripts/presets/models/",
         "config.json: attention_bias is None, must be true or false",
     ]
+
+
+def test_what_keys_say_together_is_checked_with_the_keys() -> None:
+    """Code of its own and a kind of rotary positions came in two runs."""
+    yarn = {"type": "yarn", "factor": 16.0, "original_max_position_embeddings": 8192, "finetuned": True}
+    code = {"AutoModelForCausalLM": "modeling_mistral_yarn.MistralForCausalLM"}
+    with pytest.raises(ConfigError) as error:
+        imported(dict(MISTRAL_V01), sliding_window=131_072, rope_scaling=yarn, auto_map=code)
+    wrong = str(error.value).splitlines()
+    assert [line.split(", ")[0] for line in wrong] == [
+        "config.json: auto_map is {'AutoModelForCausalLM': 'modeling_mis...alForCausalLM'}",
+        "config.json: rope_scaling is of type 'yarn'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("learned_positions", {}),
+        ("hidden_dropout", {}),
+        ("layer_norm_eps", {}),
+        ("scale_embeddings", {"tie_word_embeddings": False}),
+        ("rope_thetas", {"rope_theta": 10000.0}),
+    ],
+)
+def test_a_key_of_another_program_is_no_misspelt_one(key: str, changes: dict[str, Any]) -> None:
+    """The hint led to another model, or to a key that the file has."""
+    with pytest.raises(ConfigError, match="is not accounted for") as error:
+        imported(LLAMA, **{key: 1}, **changes)
+    assert "did you mean" not in str(error.value)
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_neo", "llama4", "qwen4", "gemma"])
