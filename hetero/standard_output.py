@@ -71,9 +71,13 @@ def directed_output(parser: argparse.ArgumentParser, args: argparse.Namespace) -
     documents = [*(["--json"] if args.json else []), *(f"{flag} -" for flag, path in written if path == STDOUT)]
     if len(documents) > 1:
         parser.error(f"{' and '.join(documents)}: standard output takes one of them; name a file, or leave one out")
-    files = [(flag, path) for flag, path in read if path.is_file()]
+    # A model may be named by the folder of its config.json.
+    files = [(flag, file) for flag, path in read for file in (path, path / "config.json") if file.is_file()]
     for flag, path in written:
-        for other, there in files if path != STDOUT else ():
+        # Devices and pipes, such as /dev/null, take any number of documents.
+        if path == STDOUT or (path.exists() and not path.is_file()):
+            continue
+        for other, there in files:
             if path.resolve() == there.resolve():
                 parser.error(f"{flag} {path}: it would replace the file of {other}; name another file")
         files.append((flag, path))

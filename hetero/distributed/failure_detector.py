@@ -165,7 +165,8 @@ class FailureDetector:
         if isinstance(error, ConsensusError):
             self._say_done()
             return
-        self._store.set(f"{'broken' if is_lost_peer(error) else 'cause'}/{self._rank}", _in_one_line(error))
+        lost = _lost_peer_in(error)
+        self._store.set(f"{'cause' if lost is None else 'broken'}/{self._rank}", _in_one_line(lost or error))
         self._store.set("failed", "")
 
     def __exit__(
@@ -387,7 +388,12 @@ class FailureDetector:
 
 def is_lost_peer(error: BaseException | None) -> bool:
     """Say whether ``error`` may be the consequence of another rank's end."""
-    return any(_says_that_a_peer_is_lost(each) for each in _chain(error))
+    return _lost_peer_in(error) is not None
+
+
+def _lost_peer_in(error: BaseException | None) -> BaseException | None:
+    """Return the error in the chain of ``error`` that says that a peer is lost, or a wait for one too long."""
+    return next((each for each in _chain(error) if _says_that_a_peer_is_lost(each)), None)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -272,6 +272,8 @@ NO_LINKS = "hard links refused"
 """The kind that ends nothing."""
 
 _LOSSES = tuple(phase for phase in PHASES if phase != "sum")
+_STANDSTILLS = tuple(name for name, phase in PHASES.items() if phase.arrives and name != "leaving")
+"""Where others wait for a rank that has arrived."""
 
 FAULTS: dict[str, FaultKind] = {
     "kill": FaultKind(
@@ -287,7 +289,7 @@ FAULTS: dict[str, FaultKind] = {
     "out of memory": FaultKind(happen=_run_out_of_memory, phases=_LOSSES, problems=_lost_rank_problems),
     "stand still": FaultKind(
         happen=_stand_still,
-        phases=("step", "sum", "save"),
+        phases=_STANDSTILLS,
         problems=_still_rank_problems,
         limit_s=lambda patience: patience.still_limit_s,
         has_idle_rank=False,

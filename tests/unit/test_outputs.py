@@ -133,6 +133,10 @@ def test_documents_go_to_stdout_and_words_elsewhere(command: str, capsys: pytest
         ("simulate gpus.json --cluster gpus.yaml --trace gpus.json", "it would replace the file of PLAN.json;"),
         ("simulate gpus.json --cluster gpus.yaml --trace link.json", "it would replace the file of PLAN.json;"),
         ("launch plan.json --cluster laptops.yaml --sbatch plan.json", "it would replace the file of PLAN.json;"),
+        (
+            "plan --cluster gpus.yaml --model gpt2 --global-batch-size 8 --out gpt2/config.json",
+            "--out gpt2/config.json: it would replace the file of --model;",
+        ),
         ("profile host --json --out /dev/stdout", "--json and --out -: standard output takes one of them;"),
     ],
 )
@@ -142,11 +146,18 @@ def test_no_output_replaces_another_file_of_the_command(
     """Neither what it reads nor what it has just written, under whatever name."""
     (tmp_path / "link.json").symlink_to("gpus.json")
     (tmp_path / "p.json").write_text("{}", encoding="utf-8")
-    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2/config.json").write_text("{}", encoding="utf-8")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     code, words, error = outcome(line, capsys)
     assert (code, words) == (2, "")
     assert said in error
-    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_device_takes_several_outputs(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, error = outcome(f"{PLANS} --out /dev/null --uniform-out /dev/null", capsys)
+    assert (code, error) == (0, "")
 
 
 @pytest.mark.parametrize("command", CHILDREN)
