@@ -94,8 +94,11 @@ def emulation_drawing(rows: Sequence[SweepRow]) -> Drawing:
 
 
 def cost_drawing(rows: Sequence[SweepRow]) -> Drawing:
-    """Cost of a million tokens against the seconds that they take; what is left and low is better."""
-    shown = [row for row in rows if row.cost_per_million_tokens is not None]
+    """Cost of a million tokens against the seconds that they take; what is left and low is better.
+
+    Tokens that cost nothing are left out: logarithmic axes have no place for 0.
+    """
+    shown = [row for row in rows if row.cost_per_million_tokens]
     return _scatter(
         shown,
         at=lambda row: (row.s_per_million_tokens or 0.0, row.cost_per_million_tokens or 0.0),

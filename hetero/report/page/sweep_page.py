@@ -134,13 +134,13 @@ def _figures(rows: Sequence[SweepRow]) -> Iterator[dict[str, Any]]:
                 emulation_drawing(rows),
             )
         )
-    if any(row.cost_per_million_tokens is not None for row in rows):
+    if any(row.cost_per_million_tokens for row in rows):
         found.append(
             (
                 "cost",
                 "Cost against time",
-                "For a million tokens of each combination that has prices, in the currency of its cluster file; only "
-                "devices that work are paid for.",
+                "For a million tokens of each combination that has prices above 0, in the currency of its cluster "
+                "file; only devices that work are paid for.",
                 cost_drawing(rows),
             )
         )

@@ -87,3 +87,14 @@ def test_a_page_without_prices_emulation_or_comparison_has_no_such_parts() -> No
         title="t", mode="simulate", version="1", rows=(row(step_s=None, uniform_step_s=None, why="w"),)
     )
     assert list(read(sweep_page(nothing, origins={})).sections) == ["rows", "reasons"]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("price_per_hour", "is_drawn"), [((0.0, 0.0), False), ((0.0, 1.0), True)])
+def test_devices_that_cost_nothing_have_no_place_on_a_logarithmic_axis(
+    price_per_hour: tuple[float, float], is_drawn: bool
+) -> None:
+    """matplotlib warned of a figure without positive values."""
+    rows = tuple(row(name, price_per_hour=price) for name, price in zip("ab", price_per_hour, strict=True))
+    page = read(sweep_page(SweepResult(title="A sweep", mode="simulate", version="1", rows=rows), origins={}))
+    assert ("cost" in page.sections) is is_drawn
