@@ -76,9 +76,10 @@ def _file(path: Path) -> Path:
 
 
 def _hugging_face_config(path: Path) -> dict[str, Any] | None:
-    """Read a Hugging Face configuration; ``None`` if the file has our own fields."""
+    """Read a Hugging Face configuration, early ones have no ``model_type``; ``None`` if the file has our own fields."""
     config = parse_json(read_text(path), source=str(path)) if path.suffix == ".json" else None
-    return config if isinstance(config, dict) and "model_type" in config else None
+    is_theirs = isinstance(config, dict) and not config.keys().isdisjoint(("model_type", "architectures"))
+    return config if is_theirs else None
 
 
 def from_hugging_face(config: Mapping[str, Any], *, source: str) -> ModelSpec:
@@ -88,6 +89,8 @@ def from_hugging_face(config: Mapping[str, Any], *, source: str) -> ModelSpec:
         ConfigError: another type, a missing key, one that is not accounted for, or something that GPTModel computes
             differently.
     """
+    if "model_type" not in config:
+        raise ConfigError(f"{source}: missing key 'model_type'; add the one of the model: {', '.join(BUILDERS)}")
     family = str(config["model_type"])
     if family not in BUILDERS:
         # The nearest name would be another model: a program wrote the file, so that it is not misspelt.

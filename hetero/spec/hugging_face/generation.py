@@ -12,20 +12,71 @@ GENERATION_CONFIG = "generation_config.json"
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 """The keys that name tokens: the first of a text, those that end it, and the one that fills up a batch."""
 
-GENERATION_PARAMETERS = tuple(
-    (
-        "assistant_confidence_threshold assistant_early_exit assistant_ensemble_weight assistant_lookbehind "
-        "bad_words_ids begin_suppress_tokens cache_config cache_implementation compile_config constraints "
-        "continuous_batching_config disable_compile diversity_penalty do_sample dola_layers early_stopping "
-        "encoder_no_repeat_ngram_size encoder_repetition_penalty epsilon_cutoff eta_cutoff "
-        "exponential_decay_length_penalty force_words_ids forced_bos_token_id forced_eos_token_id guidance_scale "
-        "is_assistant length_penalty low_memory max_cache_len max_length max_matching_ngram_size max_new_tokens "
-        "max_time min_length min_new_tokens min_p no_repeat_ngram_size num_assistant_tokens "
-        "num_assistant_tokens_schedule num_beam_groups num_beams num_return_sequences output_logits output_scores "
-        "penalty_alpha prefill_chunk_size prompt_lookup_num_tokens remove_invalid_values renormalize_logits "
-        "repetition_penalty return_dict_in_generate sequence_bias speculation_type stop_strings suppress_tokens "
-        "target_lookbehind temperature token_healing top_h top_k top_p typical_p use_mtp watermarking_config"
-    ).split()
+GENERATION_PARAMETERS = (
+    "assistant_confidence_threshold",
+    "assistant_early_exit",
+    "assistant_ensemble_weight",
+    "assistant_lookbehind",
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "cache_config",
+    "cache_implementation",
+    "compile_config",
+    "constraints",
+    "continuous_batching_config",
+    "disable_compile",
+    "diversity_penalty",
+    "do_sample",
+    "dola_layers",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
+    "encoder_repetition_penalty",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "exponential_decay_length_penalty",
+    "force_words_ids",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "guidance_scale",
+    "is_assistant",
+    "length_penalty",
+    "low_memory",
+    "max_cache_len",
+    "max_length",
+    "max_matching_ngram_size",
+    "max_new_tokens",
+    "max_time",
+    "min_length",
+    "min_new_tokens",
+    "min_p",
+    "no_repeat_ngram_size",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "num_beam_groups",
+    "num_beams",
+    "num_return_sequences",
+    "output_logits",
+    "output_scores",
+    "penalty_alpha",
+    "prefill_chunk_size",
+    "prompt_lookup_num_tokens",
+    "remove_invalid_values",
+    "renormalize_logits",
+    "repetition_penalty",
+    "return_dict_in_generate",
+    "sequence_bias",
+    "speculation_type",
+    "stop_strings",
+    "suppress_tokens",
+    "target_lookbehind",
+    "temperature",
+    "token_healing",
+    "top_h",
+    "top_k",
+    "top_p",
+    "typical_p",
+    "use_mtp",
+    "watermarking_config",
 )
 """The keys that say how the next token is drawn. Older versions of ``transformers`` wrote them into ``config.json``."""
 

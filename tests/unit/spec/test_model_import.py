@@ -336,6 +336,15 @@ def test_another_model_is_no_misspelt_one(family: str) -> None:
     )
 
 
+def test_an_early_file_without_a_model_type_is_no_model_file_of_ours(tmp_path: Path) -> None:
+    """The message named 34 keys of our own model files."""
+    path = tmp_path / "config.json"
+    early = {key: value for key, value in PUBLISHED["openai-community/gpt2"].items() if key != "model_type"}
+    path.write_text(json.dumps(early), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"config\.json: missing key 'model_type'; add the one of the model: llama, "):
+        load_model(path)
+
+
 def test_a_missing_key_is_named() -> None:
     with pytest.raises(ConfigError, match="missing key 'n_embd' of a gpt2 configuration"):
         from_hugging_face({k: v for k, v in GPT2.items() if k != "n_embd"}, source="config.json")
