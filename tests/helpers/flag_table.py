@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from megatron.training.cli.config import FLAGS
 from megatron.training.cli.fields import Flag
 from megatron.training.cli.preprocess_flags import IGNORED_PREPROCESS_FLAGS, REFUSED_PREPROCESS_FLAGS
-from megatron.training.cli.unsupported import UNSUPPORTED_FLAGS
+from megatron.training.cli.unsupported import UNSUPPORTED_FLAGS, values_that_ask_for_nothing
 from megatron.training.cli.without_effect import WITHOUT_EFFECT, WithoutEffect
 from tests.helpers.module_map import ROOT
 from tools import preprocess_data
@@ -88,7 +88,8 @@ def _without_effect(flags: Mapping[str, WithoutEffect]) -> Iterator[Row]:
 
 def _refused(flags: Mapping[str, str]) -> Iterator[Row]:
     for name, advice in flags.items():
-        yield f"`{name}`", "refused", f"{advice[0].upper()}{advice[1:]}."
+        passed = " or ".join(values_that_ask_for_nothing(name))
+        yield f"`{name}`", "refused", f"{advice[0].upper()}{advice[1:]}.{passed and f' Accepted with {passed}.'}"
 
 
 def main() -> None:

@@ -124,7 +124,7 @@ def position_embedding(flags: FlagValues) -> Literal["learned_absolute", "rope"]
 
 def rotary_scaling(flags: FlagValues) -> RotaryScaling | None:
     """What stretches rotary positions for long sequences, if anything."""
-    if flags["--rotary-seq-len-interpolation-factor"] is not None:
+    if flags["--rotary-seq-len-interpolation-factor"] not in (None, 1):
         return RotaryScaling(kind="linear", factor=flags["--rotary-seq-len-interpolation-factor"])
     if not flags["--use-rope-scaling"]:
         return None
@@ -199,6 +199,14 @@ def _samples(flags: FlagValues, iters: str, samples: str) -> int | None:
     return None if steps is None else steps * batch
 
 
+def weight_decay(flags: FlagValues) -> float:
+    """Return the constant weight decay: as given, or as both ends state it."""
+    start, end = flags["--start-weight-decay"], flags["--end-weight-decay"]
+    is_stated_by_ends = flags["--weight-decay-incr-style"] == "constant" and start is not None and start == end
+    decay: float = start if is_stated_by_ends else flags["--weight-decay"]
+    return decay
+
+
 def start_weight_decay(flags: FlagValues) -> float:
     """Weight decay of the first step."""
     return _weight_decay(flags, "--start-weight-decay")
@@ -210,7 +218,7 @@ def end_weight_decay(flags: FlagValues) -> float:
 
 
 def _weight_decay(flags: FlagValues, name: str) -> float:
-    decay: float = flags["--weight-decay" if flags["--weight-decay-incr-style"] == "constant" else name]
+    decay: float = weight_decay(flags) if flags["--weight-decay-incr-style"] == "constant" else flags[name]
     return decay
 
 
@@ -223,6 +231,12 @@ def stages_per_rank(flags: FlagValues) -> int:
     num_layers: int = flags["--num-layers"]
     pipeline: int = flags["--pipeline-model-parallel-size"]
     return num_layers // (given * pipeline)
+
+
+def recompute_num_layers(flags: FlagValues) -> int | None:
+    """Layers of each stage that are recomputed, ``None`` for all: what is uniform leaves out none."""
+    given: int | None = flags["--recompute-num-layers"]
+    return None if flags["--recompute-method"] == "uniform" else given
 
 
 def precision(flags: FlagValues) -> Precision | None:

@@ -14,7 +14,7 @@ from megatron.training.cli.fields import (
     off_switch,
     switch,
 )
-from megatron.training.cli.value_types import ADDRESS, COUNT, COUNT_FROM_0, FROM_1, NAME, PORT, RANKS
+from megatron.training.cli.value_types import ADDRESS, COUNT, COUNT_FROM_0, FROM_1, NAME, PATH, PORT, RANKS, or_empty
 
 # Published scripts carry the details of what they do not switch on.
 _NO_TENSORBOARD, _NO_WANDB = "no files of TensorBoard are written", "nothing goes to Weights & Biases"
@@ -59,16 +59,18 @@ class ScalarsConfig:
     tensorboard_dir: Path | None = flag("Folder for TensorBoard's files; without it none are written.", default=None)
     wandb_project: str | None = flag(
         "Project of Weights & Biases that gets the same as TensorBoard; with WANDB_MODE=offline in files alone.",
-        NAME,
+        or_empty(NAME),
         default=None,
     )
     wandb_entity: str | None = flag(
-        "With --wandb-project: whose it is, a user or a team.", NAME, default=None, relations=_OF_WANDB
+        "With --wandb-project: whose it is, a user or a team.", or_empty(NAME), default=None, relations=_OF_WANDB
     )
     wandb_exp_name: str | None = flag(
-        "With --wandb-project: name of this run.", NAME, default=None, relations=_OF_WANDB
+        "With --wandb-project: name of this run.", or_empty(NAME), default=None, relations=_OF_WANDB
     )
-    wandb_save_dir: Path | None = flag("With --wandb-project: folder for its files.", default=None, relations=_OF_WANDB)
+    wandb_save_dir: Path | None = flag(
+        "With --wandb-project: folder for its files.", or_empty(PATH), default=None, relations=_OF_WANDB
+    )
     port: int | None = flag(
         "Port on which Prometheus may ask for the newest of these figures, of the host of rank 0.",
         PORT,

@@ -56,7 +56,10 @@ class ModelConfig:
             "Heads of keys and values; must divide the query heads.",
             COUNT,
             default=1,
-            relations=Relations(needs=(given("--group-query-attention"),)),
+            relations=Relations(
+                needs=(given("--group-query-attention"),),
+                idle=lambda flags: flags["--num-query-groups"] == flags["--num-attention-heads"],
+            ),
         ),
     )
     max_position_embeddings: int = flag("Positions that the model knows, at least --seq-length.", COUNT)
@@ -80,7 +83,11 @@ class ModelConfig:
             "--rotary-seq-len-interpolation-factor",
             "Divide positions by this, for sequences as much longer.",
             FROM_1,
-            relations=Relations(needs=(_IS_ROPE,), excludes=("--use-rope-scaling",)),
+            relations=Relations(
+                needs=(_IS_ROPE,),
+                excludes=("--use-rope-scaling",),
+                idle=lambda flags: flags["--rotary-seq-len-interpolation-factor"] == 1,
+            ),
         ),
         switch(
             "--use-rope-scaling",

@@ -122,7 +122,7 @@ class ParallelConfig:
 
     hetero_cluster: any plan is checked against it; ``planner`` is set if the plan is made for it.
     schedule: a name in :data:`hetero.schedule.orders.ORDERS`.
-    recompute_method, context_parallel_size, expert_model_parallel_size: of Megatron-LM's scripts, with one legal value.
+    context_parallel_size, expert_model_parallel_size: of Megatron-LM's scripts, with one legal value.
     precision: as the flags say; ``None`` is the plan file's, or fp32.
     use_distributed_optimizer: as the flags say; false is the plan file's, or none.
     timeout_minutes: longest wait of ranks for one another, for their arrival, and for a save that writes nothing.
@@ -207,18 +207,21 @@ class ParallelConfig:
         default="none",
         relations=_STATED_BY_PLAN,
     )
-    recompute_num_layers: int | None = flag(
-        "With --recompute-granularity full: layers of each stage; without it all.",
-        COUNT,
-        default=None,
-        relations=Relations(stated_by_plan=True, needs=(equals("--recompute-granularity", "full"),)),
-    )
-    recompute_method: str = flag(
-        "Accepted for Megatron-LM's scripts.",
-        only(
-            "block", "the first layers of a stage are recomputed, in place of uniform leave --recompute-num-layers out"
+    recompute_num_layers: int | None = computed(
+        derived.recompute_num_layers,
+        Flag(
+            "--recompute-num-layers",
+            "With --recompute-granularity full: layers of each stage; without it all.",
+            COUNT,
+            relations=Relations(stated_by_plan=True, needs=(equals("--recompute-granularity", "full"),)),
         ),
-        default="block",
+        Flag(
+            "--recompute-method",
+            "Layers that --recompute-num-layers recomputes: block for the first of each stage, uniform for all, "
+            "whatever the number.",
+            one_of("block", "uniform"),
+            default="block",
+        ),
     )
     context_parallel_size: int = flag(
         "Accepted for Megatron-LM's scripts.",

@@ -12,7 +12,7 @@ from hetero.serialization import near_match
 from megatron.training.cli.config import FLAGS, GROUPS
 from megatron.training.cli.fields import Flag, FlagValues
 from megatron.training.cli.flag_words import FlagWords, cut_by_flag, surplus_value
-from megatron.training.cli.unsupported import UNSUPPORTED_FLAGS
+from megatron.training.cli.unsupported import ASKS_FOR_NOTHING, UNSUPPORTED_FLAGS, asks_for_nothing
 from megatron.training.cli.without_effect import WITHOUT_EFFECT
 
 
@@ -34,6 +34,8 @@ def read_flags(argv: Sequence[str]) -> tuple[FlagValues, list[str]]:
         problem = _problem(words)
         if words.name in WITHOUT_EFFECT:
             notes[words.name] = WITHOUT_EFFECT[words.name].reason
+        elif asks_for_nothing(words.name, words.values):
+            notes[words.name] = ASKS_FOR_NOTHING
         elif problem is None:
             problem = _parse(parser, words, namespace)
         if problem is not None:
@@ -98,6 +100,8 @@ def _problem(words: FlagWords) -> str | None:
     name = words.name
     if not name:
         return f"unexpected {words.values[0]!r}: put the name of its flag in front of it"
+    if asks_for_nothing(name, words.values):
+        return None
     if name in UNSUPPORTED_FLAGS:
         return f"{name} is not supported: {UNSUPPORTED_FLAGS[name]}"
     most = _most_values().get(name)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from megatron.training.cli.flag_words import cut_by_flag, surplus_value
-from megatron.training.cli.unsupported import UNSUPPORTED_FLAGS
+from megatron.training.cli.unsupported import ASKS_FOR_NOTHING, UNSUPPORTED_FLAGS, asks_for_nothing
 from megatron.training.cli.without_effect import WITHOUT_EFFECT, WithoutEffect, without_effect
 
 _IGNORED_GROUPS: tuple[tuple[str, str], ...] = (
@@ -73,7 +73,9 @@ def take_out_megatron_flags(argv: Sequence[str]) -> tuple[list[str], dict[str, s
     notes: dict[str, str] = {}
     problems: list[str] = []
     for words in cut_by_flag(argv):
-        if words.name in REFUSED_PREPROCESS_FLAGS:
+        if words.name in REFUSED_PREPROCESS_FLAGS and asks_for_nothing(words.name, words.values):
+            notes[words.name] = ASKS_FOR_NOTHING
+        elif words.name in REFUSED_PREPROCESS_FLAGS:
             problems.append(f"{words.name} is not supported: {REFUSED_PREPROCESS_FLAGS[words.name]}")
         elif (flag := IGNORED_PREPROCESS_FLAGS.get(words.name)) is not None:
             notes[words.name] = flag.reason

@@ -162,7 +162,7 @@ def _unmet(flag: Flag, condition: Condition, notes: dict[str, str], flags: FlagV
 
 def _harmful(name: str, flags: FlagValues) -> Iterator[str]:
     """Tell that a flag, which has no effect in most models, would have one in this."""
-    needs = WITHOUT_EFFECT[name].needs
+    needs = WITHOUT_EFFECT[name].needs if name in WITHOUT_EFFECT else None
     if needs is not None and not needs.holds(flags):
         yield f"{name} is not supported without {needs.fix}: add that, or leave {name} out"
 
@@ -320,10 +320,15 @@ def _check_phases(flags: FlagValues) -> Iterator[str]:
 
 
 def _check_weight_decay(flags: FlagValues) -> Iterator[str]:
-    if flags["--weight-decay-incr-style"] == "constant":
-        return
     start, end = flags["--start-weight-decay"], flags["--end-weight-decay"]
-    if start is None or end is None:
+    if flags["--weight-decay-incr-style"] == "constant":
+        is_given = "--weight-decay" in flags.given
+        if start is not None and start == end and is_given and start != flags["--weight-decay"]:
+            yield (
+                f"{flags.shown('--weight-decay')} and {flags.shown('--start-weight-decay')} "
+                f"{flags.shown('--end-weight-decay')} are two values of a constant weight decay: leave one out"
+            )
+    elif start is None or end is None:
         yield (f"{flags.shown('--weight-decay-incr-style')} needs both --start-weight-decay and --end-weight-decay")
     elif end < start:
         yield (

@@ -53,9 +53,13 @@ _OF_LOAD = Relations(needs=(given("--load"),))
 
 
 def _of_growing_decay(name: str) -> Relations:
-    """Relate an end of a weight decay that grows; one that stays constant may repeat its value there."""
+    """Relate an end of a weight decay that grows; one that stays constant may be stated there, or repeated."""
     return Relations(
-        needs=(_GROWS,), idle=lambda flags: not _GROWS.holds(flags) and bool(flags[name] == flags["--weight-decay"])
+        needs=(_GROWS,),
+        idle=lambda flags: (
+            not _GROWS.holds(flags)
+            and (flags["--start-weight-decay"] == flags["--end-weight-decay"] or flags[name] == flags["--weight-decay"])
+        ),
     )
 
 
@@ -142,14 +146,20 @@ class OptimizerConfig:
     start_weight_decay, end_weight_decay: both are ``weight_decay`` while ``weight_decay_incr_style`` is ``constant``.
     """
 
-    weight_decay: float = flag(
-        "Decay of matrices, while its style is constant.",
-        NOT_NEGATIVE,
-        default=0.01,
-        group=REGULARIZATION,
-        relations=Relations(
-            needs=(equals("--weight-decay-incr-style", "constant"),),
-            idle=lambda flags: flags["--start-weight-decay"] == flags["--weight-decay"] == flags["--end-weight-decay"],
+    weight_decay: float = computed(
+        derived.weight_decay,
+        Flag(
+            "--weight-decay",
+            "Decay of matrices, while its style is constant.",
+            NOT_NEGATIVE,
+            default=0.01,
+            group=REGULARIZATION,
+            relations=Relations(
+                needs=(equals("--weight-decay-incr-style", "constant"),),
+                idle=lambda flags: (
+                    flags["--start-weight-decay"] == flags["--weight-decay"] == flags["--end-weight-decay"]
+                ),
+            ),
         ),
     )
     weight_decay_incr_style: Literal["constant", "linear", "cosine"] = flag(
@@ -238,11 +248,11 @@ class OptimizerConfig:
     )
     lr_wsd_decay_samples: int | None = computed(
         derived.lr_wsd_decay_samples,
-        Flag("--lr-wsd-decay-iters", "How many steps those are.", COUNT, relations=_OF_WSD),
+        Flag("--lr-wsd-decay-iters", "How many steps those are.", or_off(COUNT), relations=_OF_WSD),
         Flag(
             "--lr-wsd-decay-samples",
             "The same in samples, beside --train-samples.",
-            COUNT,
+            or_off(COUNT),
             relations=Relations(in_steps="--lr-wsd-decay-iters", needs=(_IS_WSD,)),
         ),
     )

@@ -1,12 +1,13 @@
 """Megatron-LM's flags that this program knows and refuses, each with what to do instead.
 
 Ignoring one of them would train another model than the user asked for, on other data or for another time, or save or
-load something else; what may be ignored is in :mod:`.without_effect`. The names are those of Megatron-LM from
+load something else; what may be ignored is in :mod:`.without_effect`. A flag whose value asks for nothing, such as
+``--mtp-num-layers 0``, is let pass as well. The names are those of Megatron-LM from
 megatron-core 0.11 to 0.17, older ones only where scripts in the wild still use them. Two more programs have their
 flags here, as command lines that are moved to this one bring them along: FlagScale and torchrun.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 _GROUPS: tuple[tuple[str, str], ...] = (
@@ -426,3 +427,46 @@ UNSUPPORTED_FLAGS: Mapping[str, str] = MappingProxyType(
     {flag: advice for advice, flags in _GROUPS for flag in flags.split()}
 )
 """Each refused flag with what to do instead."""
+
+_VALUES_THAT_ASK_FOR_NOTHING = """
+    --adlr-autoresume-interval=1000 --data-impl=mmap --data-impl=infer --encoder-pipeline-model-parallel-size=0
+    --encoder-tensor-model-parallel-size=0 --error-injection-rate=0 --exp-avg-dtype=fp32 --exp-avg-sq-dtype=fp32
+    --expert-tensor-parallel-size=1 --fim-rate=0 --fp8-margin=0 --glu-linear-offset=0 --hybrid-attention-ratio=0
+    --hybrid-mlp-ratio=0 --inference-batch-times-seqlen-threshold=-1 --main-grads-dtype=fp32 --main-params-dtype=fp32
+    --mask-prob=0.15 --mid-level-dataset-surplus=0.005 --model-parallel-size=1 --moe-expert-capacity-factor=-1
+    --moe-input-jitter-eps=0 --moe-layer-freq=1 --moe-router-bias-update-rate=0.001
+    --moe-router-score-function=softmax --moe-token-drop-policy=probs --moe-z-loss-coeff=0 --mscale=1
+    --mtp-loss-scaling-factor=0.1 --mtp-num-layers=0 --mup-width-mult=1 --relative-attention-max-distance=128
+    --relative-attention-num-buckets=32 --rerun-mode=disabled --rerun-mode=validate_results
+    --retriever-seq-length=256 --rope-type=rope --rotary-scaling-factor=1 --sample-rate=1 --sgd-momentum=0.9
+    --short-seq-prob=0.1 --softmax-type=vanilla --train-sync-interval=0 --virtual-pipeline-model-parallel-size=1
+    --vocab-extra-ids=0
+"""
+"""Megatron-LM's defaults of refused flags, and values that switch them off there."""
+
+ASKS_FOR_NOTHING = "with this value it asks for nothing"
+"""Why a refused flag with such a value is let pass."""
+
+_ASKING_FOR_NOTHING = frozenset(
+    (name, value) for name, _, value in (word.partition("=") for word in _VALUES_THAT_ASK_FOR_NOTHING.split())
+)
+
+
+def asks_for_nothing(name: str, values: Sequence[object]) -> bool:
+    """Whether a refused flag has a value with which Megatron-LM does what it does without the flag."""
+    return len(values) == 1 and any(
+        flag == name and (str(values[0]) == value or _number(values[0]) == _number(value) is not None)
+        for flag, value in _ASKING_FOR_NOTHING
+    )
+
+
+def values_that_ask_for_nothing(name: str) -> list[str]:
+    """Return the values of a refused flag that are let pass."""
+    return sorted(value for flag, value in _ASKING_FOR_NOTHING if flag == name)
+
+
+def _number(text: object) -> float | None:
+    try:
+        return float(str(text))
+    except ValueError:
+        return None

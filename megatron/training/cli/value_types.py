@@ -104,6 +104,11 @@ def or_off(wanted: ValueType[T]) -> ValueType[T | None]:
     return ValueType(shown=wanted.shown, limit=f"{wanted.limit}, or 0 for none", parse=parse)
 
 
+def or_empty(wanted: ValueType[T]) -> ValueType[T | None]:
+    """Accept an empty text as well, for ``None``, where that is Megatron-LM's default."""
+    return dataclasses.replace(wanted, parse=lambda text: wanted.parse(text) if text else None)
+
+
 def number(limit: str, accepts: Callable[[float], bool]) -> ValueType[float]:
     """Accept finite numbers that ``accepts`` lets pass; ``limit`` puts that into words."""
 

@@ -15,7 +15,7 @@ from hetero.errors import ConfigError
 from hetero.file_kinds import FILE_KINDS, wrong_kind
 from hetero.serialization import read_yaml
 from megatron.training.cli.config import FLAGS
-from megatron.training.cli.unsupported import UNSUPPORTED_FLAGS
+from megatron.training.cli.unsupported import UNSUPPORTED_FLAGS, asks_for_nothing
 from megatron.training.cli.without_effect import WITHOUT_EFFECT
 
 _SECTIONS = ("language_model", "model_parallel")
@@ -55,18 +55,10 @@ _ASKS_FOR_NOTHING: Mapping[str, Any] = MappingProxyType(
         "tp_comm_atomic_ag": True,
         "tp_comm_atomic_rs": True,
         "variable_seq_lengths": False,
-        # With a flag that is refused or has no effect: Megatron-LM's defaults.
-        "adlr_autoresume_interval": 1000,
+        # With a flag that has no effect: Megatron-LM's defaults.
         "empty_unused_memory_level": 0,
         "fp8_interval": 1,
-        "fp8_margin": 0,
         "manual_gc_interval": 0,
-        "mask_prob": 0.15,
-        "retriever_seq_length": 256,
-        "sample_rate": 1.0,
-        "sgd_momentum": 0.9,
-        "short_seq_prob": 0.1,
-        "vocab_extra_ids": 0,
     }
 )
 """Keys that have one value here, or that have no meaning with this one."""
@@ -124,6 +116,8 @@ def _words(path: Path, key: str, value: Any) -> list[str]:
         raise ConfigError(f"{path}: {key} is {value}, must be {_ASKS_FOR_NOTHING[key]}: there is nothing else here")
     if isinstance(value, bool):
         return _switch(flag, on=value)
+    if asks_for_nothing(flag, [value]):
+        return []
     if isinstance(value, list):
         return [flag, *map(str, value)]
     return [] if any(each.name == flag and each.default == value for each in FLAGS) else [f"{flag}={value}"]

@@ -187,6 +187,12 @@ EFFECTS = [
     Effect("--global-batch-size 16", "parallel.global_batch_size", 16),
     Effect("--recompute-granularity selective", "parallel.recompute", "selective"),
     Effect("--recompute-num-layers 2", "parallel.recompute_num_layers", 2, context="--recompute-granularity full"),
+    Effect(
+        "--recompute-method uniform",
+        "parallel.recompute_num_layers",
+        None,
+        context="--recompute-granularity full --recompute-num-layers 1",
+    ),
     Effect("--use-distributed-optimizer", "parallel.use_distributed_optimizer", True),
     Effect("--optimizer-cpu-offload", "parallel.optimizer_cpu_offload", True, context="--use-distributed-optimizer"),
     Effect(
@@ -273,7 +279,6 @@ SINGLE_VALUES = {
     "--optimizer": ("adam", "sgd"),
     "--context-parallel-size": ("1", "2"),
     "--dataloader-type": ("single", "cyclic"),
-    "--recompute-method": ("block", "uniform"),
     "--expert-model-parallel-size": ("1", "8"),
 }
 """Flags with one legal value: that and an illegal one."""

@@ -133,6 +133,13 @@ def test_a_plan_states_what_the_uniform_plans_flags_would(flag: str) -> None:
         ("--weight-decay 0.1 --end-weight-decay 0.2", "", "has no effect without --weight-decay-incr-style linear or"),
         ("--bf16 --min-loss-scale 2", "", "--min-loss-scale 2.0 has no effect without --fp16"),
         (f"{GROWING_DECAY} --weight-decay 0.1", "", "--weight-decay 0.1 has no effect"),
+        (
+            "--weight-decay 0.01 --start-weight-decay 0.1 --end-weight-decay 0.1",
+            "",
+            "--weight-decay 0.01 and --start-weight-decay 0.1 --end-weight-decay 0.1 are two values of a constant",
+        ),
+        ("--start-weight-decay 0.1 --end-weight-decay 0.2", "", "--end-weight-decay 0.2 has no effect without"),
+        ("--num-query-groups 1 --recompute-method all", "", "'all' is not one of block, uniform"),
         ("--data-path a --tokenizer-model t", "--mock-data", "--tokenizer-model t has no effect"),
         ("--train-data-path a --split 1", "--mock-data", "--split 1 has no effect without --data-path"),
         # Numbers that do not fit one another.
@@ -210,6 +217,17 @@ def test_refused(flags: str, without: str, message: str) -> None:
         ("--bf16 --loss-scale 0 --min-loss-scale 1.0", "--bf16"),
         ("--cpu-offloading-num-layers 0 --recompute-granularity full", "--recompute-granularity full"),
         ("--weight-decay 0.1 --start-weight-decay 0.1 --end-weight-decay 0.1", "--weight-decay 0.1"),
+        ("--start-weight-decay 0.1 --end-weight-decay 0.1", "--weight-decay 0.1"),
+        ("--weight-decay-incr-style constant --start-weight-decay 0 --end-weight-decay 0.0", "--weight-decay 0"),
+        ("--lr-wsd-decay-iters 0 --lr-wsd-decay-samples 0", ""),
+        ("--num-query-groups 6", ""),
+        ("--rotary-seq-len-interpolation-factor 1", ""),
+        (f"{SCALED} --rotary-seq-len-interpolation-factor 1.0", SCALED),
+        (
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+            "--recompute-granularity full",
+        ),
+        ("--wandb-project= --wandb-entity= --wandb-exp-name= --wandb-save-dir=", ""),
     ],
 )
 def test_values_that_do_nothing_are_accepted(flags: str, same_as: str) -> None:

@@ -1,5 +1,7 @@
 """Flags of Megatron-LM that are refused, each with what to do instead, or accepted without effect."""
 
+import dataclasses
+
 import pytest
 from rich.console import Console
 from torch.distributed.run import get_args_parser
@@ -7,7 +9,7 @@ from torch.distributed.run import get_args_parser
 from hetero.errors import ConfigError
 from megatron.training.cli import unsupported, without_effect
 from megatron.training.cli.config import FLAGS
-from megatron.training.cli.unsupported import UNSUPPORTED_FLAGS
+from megatron.training.cli.unsupported import UNSUPPORTED_FLAGS, asks_for_nothing, values_that_ask_for_nothing
 from megatron.training.cli.without_effect import WITHOUT_EFFECT
 from megatron.training.flag_notes import flag_notes
 from tests.helpers.flags import parse
@@ -23,12 +25,50 @@ def test_each_is_listed_once_and_in_one_place() -> None:
     assert all(flag.startswith("--") for flag in known)
 
 
-@pytest.mark.parametrize("form", ["{}", "{} 1", "{}=1"])
+@pytest.mark.parametrize("form", ["{}", "{} 7", "{}=7"])
 def test_each_is_refused_by_name_with_advice(form: str) -> None:
     for flag, advice in UNSUPPORTED_FLAGS.items():
         with pytest.raises(ConfigError) as error:
             parse(form.format(flag))
         assert str(error.value) == f"{flag} is not supported: {advice}"
+
+
+def test_a_value_that_asks_for_nothing_is_let_pass() -> None:
+    """Megatron-LM's defaults and what switches off: scripts state them, and the log lists them."""
+    without = parse()
+    passed = [(name, value) for name in UNSUPPORTED_FLAGS for value in values_that_ask_for_nothing(name)]
+    assert len(passed) == len(unsupported._ASKING_FOR_NOTHING), "each is a value of a refused flag"
+    for name, value in passed:
+        config = parse(f"{name} {value}")
+        assert config.notes == ((name, "with this value it asks for nothing"),)
+        assert dataclasses.replace(config, notes=()) == without
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("--data-impl mmap", "--mtp-num-layers 0", "--moe-z-loss-coeff 0.0", "--moe-layer-freq 1", "--mask-prob .15"),
+        *(
+            "--adlr-autoresume-interval=1000",
+            "--vocab-extra-ids 0",
+            "--moe-input-jitter-eps 0e0",
+            "--rerun-mode disabled",
+        ),
+    ],
+)
+def test_a_number_asks_for_nothing_however_it_is_written(words: str) -> None:
+    assert [name for name, _ in parse(words).notes] == [words.replace("=", " ").split()[0]]
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--data-impl lazy", "--mtp-num-layers 1", "--mtp-num-layers", "--mtp-num-layers 0 0", "--moe-layer-freq ([1]*4)"],
+)
+def test_another_value_is_refused(words: str) -> None:
+    name, *values = words.split()
+    assert not asks_for_nothing(name, values)
+    with pytest.raises(ConfigError, match=f"^{name} is not supported"):
+        parse(words)
 
 
 @pytest.mark.parametrize(
