@@ -13,7 +13,20 @@ T = TypeVar("T")
 
 
 class ConsensusError(ConfigError):
-    """Something is wrong on some rank, and every rank raises this same error at the same point."""
+    """Something is wrong on some rank, and every rank raises this same error at the same point.
+
+    Attributes:
+        is_of_input: all that is wrong is a :class:`hetero.errors.ConfigError`, which would be raised again.
+    """
+
+    def __init__(self, message: str, *, is_of_input: bool = False) -> None:
+        super().__init__(message)
+        self.is_of_input = is_of_input
+
+
+def is_wrong_input(error: BaseException) -> bool:
+    """Whether an error comes from what the user gave, so that another attempt ends the same way."""
+    return error.is_of_input if isinstance(error, ConsensusError) else isinstance(error, ConfigError)
 
 
 def on_all_ranks(step: Callable[[], T]) -> T:
@@ -24,15 +37,16 @@ def on_all_ranks(step: Callable[[], T]) -> T:
     Raises:
         ConsensusError: ``step`` raised a ``HeteroError`` on some rank; every rank gets the same message.
     """
-    error = None
+    error, is_of_input = None, True
     try:
         value = step()
     except HeteroError as raised:
-        error = str(raised) or type(raised).__name__
-    errors: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(errors, error)
+        error, is_of_input = str(raised) or type(raised).__name__, is_wrong_input(raised)
+    every: list[tuple[str | None, bool]] = [(None, True)] * dist.get_world_size()
+    dist.all_gather_object(every, (error, is_of_input))
+    errors = [message for message, _ in every]
     if any(errors):
-        raise ConsensusError(_joined(errors))
+        raise ConsensusError(_joined(errors), is_of_input=all(of_input for _, of_input in every))
     return value
 
 

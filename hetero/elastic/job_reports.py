@@ -2,7 +2,6 @@
 
 from hetero.elastic.leadership import View
 from hetero.elastic.membership import JobState
-from hetero.elastic.rank_watch import WRONG_INPUT
 from hetero.elastic.records import Epoch, NodeInfo, NodeReport, Outcome, RankPhase
 
 _PHASES: tuple[RankPhase, ...] = ("joined", "built", "restored", "step", "stopped", "finished")
@@ -38,6 +37,6 @@ def wrong_input(state: JobState) -> Outcome | None:
     """The end of a job whose ranks say that their input is wrong, which another epoch would not change."""
     for report in state.reports.values():
         for rank in report.ranks:
-            if state.epoch is not None and rank.epoch == state.epoch.number and WRONG_INPUT in rank.detail:
+            if state.epoch is not None and rank.epoch == state.epoch.number and rank.is_wrong_input:
                 return Outcome(exit_code=2, reason=f"rank {rank.rank} on node {report.node}: {rank.detail}")
     return None

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from hetero.distributed.rank_consensus import is_wrong_input
 from hetero.elastic.records import RankAssignment, RankPhase, RankReport
 from hetero.serialization import to_compact_json
 
@@ -51,11 +52,9 @@ class RankReporter:
             step_s=step_s,
             compute_s=compute_s,
             copy_every=copy_every,
-            detail=detail[:_MAX_DETAIL],
+            detail=detail,
         )
-        self._socket.settimeout(0.0 if phase == "step" else _PATIENCE_S)
-        with contextlib.suppress(OSError):
-            self._socket.sendto(to_compact_json(report), self._address)
+        self._send(report)
 
     @contextmanager
     def of_failures(self) -> Iterator[None]:
@@ -66,5 +65,18 @@ class RankReporter:
             if not self._has_failed:
                 self._has_failed = True
                 message = " ".join(str(error).split())
-                self.report("failed", detail=f"{type(error).__name__}: {message}")
+                self._send(
+                    RankReport(
+                        epoch=self._epoch,
+                        rank=self._rank,
+                        phase="failed",
+                        detail=f"{type(error).__name__}: {message}"[:_MAX_DETAIL],
+                        is_wrong_input=is_wrong_input(error),
+                    )
+                )
             raise
+
+    def _send(self, report: RankReport) -> None:
+        self._socket.settimeout(0.0 if report.phase == "step" else _PATIENCE_S)
+        with contextlib.suppress(OSError):
+            self._socket.sendto(to_compact_json(report), self._address)

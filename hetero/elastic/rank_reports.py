@@ -16,7 +16,7 @@ _ORDER: tuple[RankPhase, ...] = ("joined", "built", "restored", "step")
 class RankReports(asyncio.DatagramProtocol):
     """Attributes:
     epoch: whose reports count.
-    latest: the last report by rank.
+    latest: the last report by rank, which ``on_report`` puts there.
     wrong: what came and was no report, for people.
     """
 
@@ -62,7 +62,6 @@ class RankReports(asyncio.DatagramProtocol):
             self.wrong = str(error)
             return
         if report.epoch == self.epoch:
-            self.latest[report.rank] = report
             self._on_report(report)
 
     def have_all(self, phase: RankPhase, ranks: tuple[int, ...]) -> bool:

@@ -1,6 +1,7 @@
 """Watches the ranks of a node through an epoch: what they report, how they end, and what that means for the epoch."""
 
 import asyncio
+import dataclasses
 import signal
 import time
 from collections.abc import Callable
@@ -13,9 +14,6 @@ from hetero.elastic.fork_server import ForkServer
 from hetero.elastic.rank_processes import RankProcesses
 from hetero.elastic.rank_reports import RankReports
 from hetero.elastic.records import Epoch, RankAssignment, RankPhase, RankReport, UploadSchedule
-
-WRONG_INPUT = "exit code 2"
-"""In what is said of a rank that ended so: the next epoch would end the same way."""
 
 _SHOWN = 300
 """Characters of an error in a reason; its log has all of it."""
@@ -170,6 +168,7 @@ class RankWatch:
                         phase="failed",
                         step=0 if last is None else last.step,
                         detail=self._meaning(code, phase),
+                        is_wrong_input=code == 2,
                     )
                 )
             self._listener.news(urgent=True)
@@ -185,15 +184,16 @@ class RankWatch:
             return "was asked to stop before its first step"
         if code < 0:
             return f"was killed by signal {-code}"
-        # Later than that a rank may have been told something that was wrong.
-        if code == 2 and phase in (None, "restored", "step") and not self._met_bad_copies:
-            return f"ended with {WRONG_INPUT}; see {self.logs}"
         return f"ended with the code {code}; see {self.logs}"
 
     def _take(self, report: RankReport) -> None:
         epoch = self.epoch
         if epoch is None or report.epoch != epoch.number or self._over:
             return
+        last = self._reports.latest.get(report.rank)
+        # Between these a rank may have been told something that was wrong, such as a plan or a copy.
+        if self._met_bad_copies or (last is not None and last.phase in ("joined", "built")):
+            report = dataclasses.replace(report, is_wrong_input=False)
         self._reports.latest[report.rank] = report
         ranks = self._ranks_of(epoch)
         for phase, kind in _STEPS:

@@ -241,6 +241,7 @@ class RankReport:
         it is not known or there are none.
     copy_every: after every how many steps copies are made.
     detail: for ``failed`` the error, for ``bad_copy`` ``NODE/EPOCH/STEP/UNIT``.
+    is_wrong_input: for ``failed``, the next epoch would end the same way.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -254,6 +255,7 @@ class RankReport:
     compute_s: float = 0.0
     copy_every: int = 0
     detail: str = ""
+    is_wrong_input: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

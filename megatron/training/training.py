@@ -18,7 +18,7 @@ from hetero.cost.model_flops import DeviceWork, Products, work_of_devices
 from hetero.data.cost_models import plan_costs
 from hetero.distributed.failure_detector import FailureDetector
 from hetero.distributed.process_groups import ParallelContext, create_groups
-from hetero.distributed.rank_consensus import on_all_ranks
+from hetero.distributed.rank_consensus import ConsensusError, on_all_ranks
 from hetero.distributed.shutdown import is_busy, nccl_error
 from hetero.emulation.ranks.setup import Emulation
 from hetero.errors import DeviceMemoryError
@@ -429,10 +429,12 @@ class _Run:
             with self._outside_steps("reporting"):
                 self.figures.after_step(step, num_samples=num_samples)
             last = result.stop or self.stop.is_last(step)
+            unreadable = None
             if last:
                 # What all ranks do behind the last step may be in a communicator in which weights are still gathered.
                 self.session.trainer.finish_gather()
-            self.elastic.after_step(step, result, is_end=self.stop.is_last(step))
+                unreadable = self._data_error() if result.stop else None
+            self.elastic.after_step(step, result, is_end=self.stop.is_last(step) or unreadable is not None)
             with self._outside_steps("saving"):
                 self.detector.doing = f"saving step {step}"
                 self.saver.after(step, last=last and not self.elastic.goes_on_elsewhere)
@@ -440,12 +442,20 @@ class _Run:
             if not result.stop:
                 with self._outside_steps("evaluating"):
                     self._evaluate(step, last=last)
+            if unreadable is not None:
+                raise unreadable
             if last:
-                if result.stop:
-                    on_all_ranks(self.session.read_ahead)
                 if step < num_steps:
                     self._say(f"stopped after step {step} of {num_steps}")
                 return
+
+    def _data_error(self) -> ConsensusError | None:
+        """Return what is wrong with the next step's data on some rank, if anything; collective over the world."""
+        try:
+            on_all_ranks(self.session.read_ahead)
+        except ConsensusError as error:
+            return error
+        return None
 
     def _outside_steps(self, doing: str) -> contextlib.AbstractContextManager[None]:
         return self.metrics.outside_steps(doing) if self.metrics is not None else contextlib.nullcontext()

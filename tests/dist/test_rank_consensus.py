@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch.distributed as dist
 
-from hetero.distributed.rank_consensus import ConsensusError, check_same_everywhere, on_all_ranks
-from hetero.errors import ConfigError, PlanError
+from hetero.distributed.rank_consensus import ConsensusError, check_same_everywhere, is_wrong_input, on_all_ranks
+from hetero.errors import CheckpointError, ConfigError, PlanError
 from tests.helpers.ranks import run_ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(60)]
@@ -22,7 +22,7 @@ def outcome(rank: int, step: Step) -> object:
     try:
         got: object = on_all_ranks(lambda: step(rank))
     except ConfigError as error:
-        got = type(error), str(error)
+        got = type(error), str(error), is_wrong_input(error)
     dist.barrier()
     return got
 
@@ -61,6 +61,12 @@ def fail_differently(rank: int) -> int:
     raise ConfigError("disk is full" if rank == 1 else "no such file")
 
 
+def fail_by_type(rank: int) -> int:
+    if rank == 0:
+        raise CheckpointError("damaged")
+    raise ConfigError("not JSON")
+
+
 def fail_without_message(rank: int) -> int:
     if rank == 0:
         raise ConfigError
@@ -76,18 +82,19 @@ def test_none_is_a_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "message"),
+    ("step", "message", "is_of_input"),
     [
-        (fail_on_rank_2, "on ranks 2: plan.json: no such file"),
-        (fail_everywhere, "plan.json: not JSON"),
-        (fail_differently, "on ranks 0,2: no such file; on ranks 1: disk is full"),
-        (fail_without_message, "on ranks 0: ConfigError"),
+        (fail_on_rank_2, "on ranks 2: plan.json: no such file", False),
+        (fail_everywhere, "plan.json: not JSON", True),
+        (fail_differently, "on ranks 0,2: no such file; on ranks 1: disk is full", True),
+        (fail_by_type, "on ranks 0: damaged; on ranks 1-3: not JSON", False),
+        (fail_without_message, "on ranks 0: ConfigError", True),
     ],
-    ids=["one-rank", "all-ranks", "different-errors", "no-message"],
+    ids=["one-rank", "all-ranks", "different-errors", "different-types", "no-message"],
 )
-def test_an_error_on_some_rank_is_an_error_on_all(step: Step, message: str) -> None:
+def test_an_error_on_some_rank_is_an_error_on_all(step: Step, message: str, is_of_input: bool) -> None:
     """The message is said once where all say the same, and names the ranks where not."""
-    assert run_ranks(outcome, WORLD_SIZE, step) == [(ConsensusError, message)] * WORLD_SIZE
+    assert run_ranks(outcome, WORLD_SIZE, step) == [(ConsensusError, message, is_of_input)] * WORLD_SIZE
 
 
 def let_a_bug_through(rank: int) -> str:

@@ -23,7 +23,7 @@ from tests.helpers.host_training import left_to_hosts
 from tests.helpers.models import MOE_FLAGS
 from tests.helpers.small_tokenizers import write_word_level
 from tests.helpers.synthetic_profiles import profile
-from tests.unit.training.corpora import write_corpus
+from tests.unit.training.corpora import corpus_of_late_tokens
 from tools import preprocess_data
 from tools.convert_checkpoint import main as convert
 
@@ -241,11 +241,6 @@ def test_ids_that_the_tokenizer_lacks_end_an_evaluation(tmp_path: Path) -> None:
     assert f"{corpus}: token id 61 in sequence " in run.stderr
     assert "Traceback" not in run.stderr
     assert published_steps(tmp_path / "out") == [1]
-
-
-def corpus_of_late_tokens(prefix: Path, *, token: int = 61) -> str:
-    """More good tokens than are looked at when a run starts, and a tenth of them after that is ``token``."""
-    return write_corpus(prefix, [*[[i % 61] * 100 for i in range(660)], *[[token] * 100] * 66])
 
 
 def without_mock_data(argv: list[str]) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hetero.checkpoint.folder import published_steps
 from hetero.elastic.planning_problem import present_cluster
 from hetero.serialization import load, save
 from hetero.spec.cluster import ClusterSpec
@@ -21,6 +22,7 @@ from tests.helpers.elastic_training import (
 )
 from tests.helpers.etcd import EtcdServer
 from tests.helpers.forked_launch import forked
+from tests.unit.training.corpora import corpus_of_late_tokens
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -147,6 +149,35 @@ def test_an_emulated_cluster_loses_a_node_and_goes_on_at_the_pace_of_what_is_lef
     assert {step: float(loss) for step, loss in losses.items()} == pytest.approx(
         {int(step): float(loss) for step, loss in expected.items()}, rel=1e-5
     )
+
+
+@pytest.mark.rotates(every=2, turn=0)
+@pytest.mark.parametrize(
+    ("flags", "steps_saved"),
+    [
+        ({"data_path": "bad", "split": "1", "seed": "44"}, [2]),
+        ({"train_data_path": "good", "valid_data_path": "bad", "eval_iters": "1", "eval_interval": "2"}, []),
+    ],
+    ids=["training", "evaluation"],
+)
+def test_an_id_that_the_tokenizer_lacks_ends_the_job(
+    flags: dict[str, str], steps_saved: list[int], etcd: EtcdServer, job: str, tmp_path: Path
+) -> None:
+    """No epoch follows, as it would end the same way; what was trained before a wrong sample is saved."""
+    corpora = {
+        "bad": corpus_of_late_tokens(tmp_path / "bad"),
+        "good": corpus_of_late_tokens(tmp_path / "good", token=0),
+    }
+    changes = {name: corpora.get(value, value) for name, value in flags.items()}
+    words = [word for word in elastic_words(tmp_path, steps=8, **changes) if word != "--mock-data"]
+    with cluster_of(words, tmp_path, etcd, job, dict.fromkeys("ab", "box")) as nodes:
+        nodes.allow(8)
+        nodes.start()
+        assert nodes.wait_for_end() == {"a": 2, "b": 2}
+        assert len(nodes.events("epoch_made")) == 1
+        for name in "ab":
+            assert f"{corpora['bad']}: token id 61 in sequence " in nodes.output(name).splitlines()[-1]
+    assert published_steps(tmp_path / "saved") == steps_saved
 
 
 def one_node(folder: Path) -> Path:

@@ -436,7 +436,7 @@ _VALUES_THAT_ASK_FOR_NOTHING = """
     --mask-prob=0.15 --mid-level-dataset-surplus=0.005 --model-parallel-size=1 --moe-expert-capacity-factor=-1
     --moe-input-jitter-eps=0 --moe-layer-freq=1 --moe-router-bias-update-rate=0.001
     --moe-router-score-function=softmax --moe-token-drop-policy=probs --moe-z-loss-coeff=0 --mscale=1
-    --mtp-loss-scaling-factor=0.1 --mtp-num-layers=0 --mup-width-mult=1 --relative-attention-max-distance=128
+    --mtp-loss-scaling-factor=0.1 --mtp-num-layers=0 --relative-attention-max-distance=128
     --relative-attention-num-buckets=32 --rerun-mode=disabled --rerun-mode=validate_results
     --retriever-seq-length=256 --rope-type=rope --rotary-scaling-factor=1 --sample-rate=1 --sgd-momentum=0.9
     --short-seq-prob=0.1 --softmax-type=vanilla --train-sync-interval=0 --virtual-pipeline-model-parallel-size=1

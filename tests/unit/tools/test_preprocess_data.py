@@ -500,12 +500,13 @@ def test_flags_of_megatron_that_have_no_effect_are_told_and_change_nothing(
     expected = documents(tmp_path)
     capsys.readouterr()
     flags = "--dataset-impl mmap --partitions=4 --keep-sequential-samples --log-interval 100 --trust-remote-code"
-    assert run(tmp_path, "--overwrite", *flags.split()) == 0
+    assert run(tmp_path, "--overwrite", "--vocab-extra-ids=0", *flags.split()) == 0
     assert documents(tmp_path) == expected
     said = capsys.readouterr().out
     assert "without effect: --partitions, --keep-sequential-samples: --workers share each file, and documents" in said
     assert "without effect: --log-interval: progress is shown as time passes" in said
     assert "without effect: --trust-remote-code: no tokenizer here reads it" in said
+    assert "without effect: --vocab-extra-ids: with this value it asks for nothing" in said
 
 
 @pytest.mark.parametrize(

@@ -47,3 +47,8 @@ def write_corpus(prefix: Path, documents: Sequence[Sequence[int]]) -> str:
         builder.add_document(np.array(document), [len(document)])
     builder.finalize(f"{prefix}.idx")
     return str(prefix)
+
+
+def corpus_of_late_tokens(prefix: Path, *, token: int = 61) -> str:
+    """More good tokens than are looked at when a run starts, and a tenth of them after that is ``token``."""
+    return write_corpus(prefix, [*[[i % 61] * 100 for i in range(660)], *[[token] * 100] * 66])
