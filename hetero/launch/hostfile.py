@@ -59,7 +59,7 @@ def hosts_of_file(cluster: ClusterSpec, path: Path) -> tuple[NodeHost, ...]:
 
 
 def _lines(text: str, where: str) -> Iterator[HostfileLine]:
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
         words = line.partition("#")[0].split()
         if not words:
             continue

@@ -17,7 +17,7 @@ _HOST = re.compile(r"(?:[\w.-]+@)?[\w.:]([\w.:-]*)")
 _HOST_AND_PORT = re.compile(r"[^:]*:(\d+)")
 """An IPv6 address has more than one colon."""
 
-_HOSTFILE_KEYS = ("slots", "max_slots", "max-slots")
+_WORD_OF_HOSTFILE = re.compile(r"(?:^|\s)(?:slots|max[_-]slots)=")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,8 +105,9 @@ def _nodes(cluster: ClusterSpec, names: Sequence[str]) -> Iterator[NodeHost]:
 def _by_type(cluster: ClusterSpec, words: Sequence[str], given_by: str) -> dict[str, list[str]]:
     known = [node_type.name for node_type in cluster.node_types]
     for word in words:
-        if (key := word.partition("=")[0]) in _HOSTFILE_KEYS and key not in known:
-            raise ConfigError(f"{given_by} {word}: that is a word of a hostfile; give the file itself: --hostfile FILE")
+        if _WORD_OF_HOSTFILE.search(word) and word.partition("=")[0] not in known:
+            shown = " ".join(word.split())
+            raise ConfigError(f"{given_by} {shown}: that is from a hostfile; give the file itself: --hostfile FILE")
     found: dict[str, list[str]] = {name: [] for name in known}
     for word in words:
         name, equals, hosts = word.partition("=")
@@ -144,7 +145,10 @@ def _names(word: str, hosts: str, given_by: str) -> list[str]:
     names = hosts.split(",")
     for name in names:
         if not _HOST.fullmatch(name):
-            raise ConfigError(f"{given_by} {word}: {name!r} is no name of a host; write names with commas between them")
+            fix = "write names with commas between them"
+            if "[" in name:
+                fix = "write out what is in brackets, as 'scontrol show hostnames' does, and addresses without them"
+            raise ConfigError(f"{given_by} {word}: {name!r} is no name of a host; {fix}")
         if port := _HOST_AND_PORT.fullmatch(name):
             raise ConfigError(
                 f"{given_by} {word}: {name} has a number behind its name; a port of ssh goes into --ssh 'ssh -p "

@@ -70,7 +70,7 @@ def _normalized(name: str) -> str:
     """Return one spelling for all spellings of a name or an address."""
     plain = name.lower().rstrip(".")
     address = _address_in(plain)
-    plain = plain if address is None else str(address)
+    plain = plain if address is None else str(getattr(address, "ipv4_mapped", None) or address)
     return "localhost" if plain in _LOCALHOST else plain
 
 

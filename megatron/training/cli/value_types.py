@@ -106,7 +106,7 @@ def or_off(wanted: ValueType[T]) -> ValueType[T | None]:
 
 def or_empty(wanted: ValueType[T]) -> ValueType[T | None]:
     """Accept an empty text as well, for ``None``, where that is Megatron-LM's default."""
-    return dataclasses.replace(wanted, parse=lambda text: wanted.parse(text) if text else None)
+    return ValueType(shown=wanted.shown, limit=wanted.limit, parse=lambda text: wanted.parse(text) if text else None)
 
 
 def number(limit: str, accepts: Callable[[float], bool]) -> ValueType[float]:

@@ -123,7 +123,7 @@ def test_flags_that_contradict_the_plan_are_named_with_both_values(
         (["--sbatch-option", "account=me"], "has no effect without --sbatch"),
         (["--hosts", "a,b", "--sbatch"], "--hosts beside --sbatch: Slurm chooses the hosts"),
         (["--hostfile", "none"], "none: no such file"),
-        (["--hosts", "a", "slots=4"], "--hosts slots=4: that is a word of a hostfile"),
+        (["--hosts", "a", "slots=4"], "--hosts slots=4: that is from a hostfile"),
         (["--hosts", "127.0.0.1,localhost"], "127.0.0.1 and localhost name one machine"),
         (["--hosts", "localhost,b"], "all meet at node 0, which is localhost; to b that is another machine"),
         (["--logs", "folder"], "--logs has no effect but with --run or under Slurm"),

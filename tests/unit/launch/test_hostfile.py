@@ -31,8 +31,9 @@ def names(folder: Path, text: str, cluster: ClusterSpec = TWO_FAST) -> list[str]
         "a\nb\nc\n",
         "a\na\nb\nb\nc\n",
         "c slots=1 type=slow\na slots=2 type=fast\nb slots=2 type=fast\n",
+        "\ufeffa slots=2\r\nb slots=2\r\nc slots=1\r\n",
     ],
-    ids=["DeepSpeed", "comments", "Open MPI", "MPICH", "names", "PBS", "FlagScale"],
+    ids=["DeepSpeed", "comments", "Open MPI", "MPICH", "names", "PBS", "FlagScale", "byte order mark"],
 )
 def test_each_form_names_the_same_hosts(tmp_path: Path, text: str) -> None:
     assert names(tmp_path, text) == ["a", "b", "c"]
@@ -58,6 +59,7 @@ def test_users_and_addresses_are_names(tmp_path: Path) -> None:
         ("a type=fsat\nb type=fast\nc type=slow\n", r"line 1: type=fsat is no node type .*did you mean 'fast'"),
         ("a type=fast\nb\nc type=slow\n", r"line 2: other lines have type=NODE_TYPE; add it, or take theirs out"),
         ("a,b,c\n", r"line 1: 'a,b,c' is no host; a line is one 'HOST slots=N'"),
+        ("gpu[0-1] slots=2\nc\nd\n", r"'gpu\[0-1\]' is no name of a host; write out what is in brackets"),
         ("a\nslots=2\n", r"line 2: 'slots=2' is no host"),
     ],
 )
