@@ -429,18 +429,20 @@ UNSUPPORTED_FLAGS: Mapping[str, str] = MappingProxyType(
 """Each refused flag with what to do instead."""
 
 _VALUES_THAT_ASK_FOR_NOTHING = """
-    --adlr-autoresume-interval=1000 --data-impl=mmap --data-impl=infer --encoder-pipeline-model-parallel-size=0
+    --adlr-autoresume-interval=1000 --data-impl=infer --data-impl=mmap --encoder-pipeline-model-parallel-size=0
     --encoder-tensor-model-parallel-size=0 --error-injection-rate=0 --exp-avg-dtype=fp32 --exp-avg-sq-dtype=fp32
     --expert-tensor-parallel-size=1 --fim-rate=0 --fp8-margin=0 --glu-linear-offset=0 --hybrid-attention-ratio=0
-    --hybrid-mlp-ratio=0 --inference-batch-times-seqlen-threshold=-1 --main-grads-dtype=fp32 --main-params-dtype=fp32
-    --mask-prob=0.15 --mid-level-dataset-surplus=0.005 --model-parallel-size=1 --moe-expert-capacity-factor=-1
-    --moe-input-jitter-eps=0 --moe-layer-freq=1 --moe-router-bias-update-rate=0.001
-    --moe-router-score-function=softmax --moe-token-drop-policy=probs --moe-z-loss-coeff=0 --mscale=1
-    --mtp-loss-scaling-factor=0.1 --mtp-num-layers=0 --relative-attention-max-distance=128
-    --relative-attention-num-buckets=32 --rerun-mode=disabled --rerun-mode=validate_results
-    --retriever-seq-length=256 --rope-type=rope --rotary-scaling-factor=1 --sample-rate=1 --sgd-momentum=0.9
-    --short-seq-prob=0.1 --softmax-type=vanilla --train-sync-interval=0 --virtual-pipeline-model-parallel-size=1
-    --vocab-extra-ids=0
+    --hybrid-mlp-ratio=0 --inference-batch-times-seqlen-threshold=-1 --inference-max-requests=8
+    --inference-max-seq-length=2560 --main-grads-dtype=fp32 --main-params-dtype=fp32 --mamba-head-dim=64
+    --mamba-num-groups=8 --mamba-state-dim=128 --mask-prob=0.15 --mid-level-dataset-surplus=0.005
+    --model-parallel-size=1 --moe-expert-capacity-factor=-1 --moe-input-jitter-eps=0 --moe-layer-freq=1
+    --moe-router-bias-update-rate=0.001 --moe-router-group-topk=1 --moe-router-num-groups=1
+    --moe-router-score-function=softmax --moe-router-topk-scaling-factor=1 --moe-token-drop-policy=probs
+    --moe-z-loss-coeff=0 --mscale-all-dim=0 --mscale=1 --mtp-loss-scaling-factor=0.1 --mtp-num-layers=0
+    --relative-attention-max-distance=128 --relative-attention-num-buckets=32 --rerun-mode=disabled
+    --rerun-mode=validate_results --retriever-seq-length=256 --rope-type=rope --rotary-scaling-factor=1 --sample-rate=1
+    --sgd-momentum=0.9 --short-seq-prob=0.1 --softmax-type=vanilla --train-sync-interval=0
+    --virtual-pipeline-model-parallel-size=1 --vocab-extra-ids=0
 """
 """Megatron-LM's defaults of refused flags, and values that switch them off there."""
 
