@@ -234,7 +234,7 @@ def stages_per_rank(flags: FlagValues) -> int:
 
 
 def recompute_num_layers(flags: FlagValues) -> int | None:
-    """Layers of each stage that are recomputed, ``None`` for all: what is uniform leaves out none."""
+    """Return how many layers of each stage are recomputed; ``None`` is all, as with the method uniform."""
     given: int | None = flags["--recompute-num-layers"]
     return None if flags["--recompute-method"] == "uniform" else given
 
