@@ -37,7 +37,7 @@ def load_kernels_at_start(argv: Sequence[str], environment: MutableMapping[str, 
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0, 2 for wrong input or a loss that is no number, 3 if a rank was lost or ran out of memory.
+    """Exit code 0, 2 for wrong input or a loss that is no number, 3 if a rank or its data was lost, or memory.
 
     Where an agent of elastic training asks for it, this writes down what there is to plan, and trains nothing.
     """

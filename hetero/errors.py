@@ -44,6 +44,10 @@ class ObjectStoreError(HeteroError, RuntimeError):
     """The object store of an elastic job does not answer, refuses a request, or is claimed by another leader."""
 
 
+class DataError(HeteroError, RuntimeError):
+    """A file of training data, or a process that reads it, was lost while training."""
+
+
 class DeviceMemoryError(HeteroError, RuntimeError):
     """A device has run out of memory while training."""
 

@@ -1,6 +1,6 @@
 """Holds the scalars that a run has to know to continue, beside its tensors."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, JsonValue
@@ -23,6 +23,38 @@ class LossScalerState:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DataState:
+    """Which samples a run reads, and in which order.
+
+    paths: prefixes of token files, with weights if there are any, as the flags give them; none if tokens are made up.
+    split: shares of training, validation and test; empty where each has files of its own.
+    content: digest of the token files, wherever they lie.
+    order: digest of the order in which samples are drawn from them.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    paths: tuple[str, ...] = ()
+    split: str = ""
+    content: str = ""
+    order: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSettings:
+    """What else decides how a run goes on, to say so when it goes on with something else.
+
+    data: by ``train``, ``valid`` and ``test``, those that the run has.
+    updates: values of the flags that decide the updates of the weights, by flag; without those that are not set.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    data: dict[str, DataState] = field(default_factory=dict)
+    updates: dict[str, bool | int | float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointState:
     """The scalars of a checkpoint. Equal on all ranks.
 
@@ -36,6 +68,7 @@ class CheckpointState:
     rampup: by which the batch grew, if it did.
     generation_config: how text is generated from the model, as a generation_config.json says it: the ids that begin
         and end a text, and what else is known; ``None`` if nothing is.
+    settings: ``None`` in older checkpoints, and if a converter wrote it.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -53,3 +86,4 @@ class CheckpointState:
     seed: int = 0
     loss_scaler: LossScalerState | None = None
     generation_config: dict[str, JsonValue] | None = None
+    settings: RunSettings | None = None

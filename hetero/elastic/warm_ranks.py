@@ -15,10 +15,13 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from hetero.distributed.helper_processes import end_with_parent
+from hetero.distributed.helper_processes import STOP_SIGNALS, end_with_parent
 
 # Ends with the agent, and so do its forks with it; before the imports that take seconds.
 end_with_parent(os.getppid())
+# Nothing else ends it: a supervisor may signal every process, of which the ranks finish their step and commit it.
+for _number in STOP_SIGNALS:
+    signal.signal(_number, signal.SIG_IGN)
 
 from hetero.distributed.environment import set_cuda_environment  # noqa: E402
 
@@ -59,7 +62,8 @@ def run_rank(program: str, flags: Sequence[str], variables: Mapping[str, str], o
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # the interpreter's own text streams
     os.environ |= variables
     sys.argv = [program, *flags]
-    # Forks ignore Ctrl-C, and so they shall: the agent tells its ranks when to end.
+    # The other signals stay ignored: the agent tells its ranks when to end.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.path.insert(0, str(Path(program).resolve().parent))
     runpy.run_path(program, run_name="__main__")
 
@@ -76,7 +80,6 @@ def serve_store(host: str, port_to: Connection, parent: int) -> None:
         host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True
     )
     port_to.send(store.port)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Event().wait()
 
 

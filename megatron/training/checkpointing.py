@@ -4,14 +4,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from hetero.checkpoint.folder import find_checkpoint, read_state
 from hetero.checkpoint.reader import LoadedCheckpoint, load_checkpoint
-from hetero.checkpoint.state import CheckpointState, LossScalerState
+from hetero.checkpoint.state import CheckpointState, LossScalerState, RunSettings
 from hetero.checkpoint.writer import CheckpointWriter
 from hetero.distributed.process_groups import ParallelContext
 from hetero.distributed.rank_consensus import ConsensusError, from_rank_0, on_all_ranks
@@ -25,24 +24,34 @@ from hetero.spec.hugging_face.generation import GenerationConfig
 from megatron.training.cli.config import PretrainConfig
 from megatron.training.cli.training_config import CheckpointConfig
 from megatron.training.given_files import step_to_load
+from megatron.training.resume_notes import resume_notes
 
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """Where a run starts.
+    """Where a run starts, and what each of its checkpoints says of it.
 
     step: steps that are done.
     generation_config: how text is generated from the model, as the checkpoint says that it starts from.
+    settings: of this run.
     """
 
     step: int = 0
     generation_config: GenerationConfig = field(default_factory=dict)
+    settings: RunSettings = field(default_factory=RunSettings)
 
 
 def load(
-    config: PretrainConfig, context: ParallelContext, trainer: Trainer, scheduler: OptimizerParamScheduler
+    config: PretrainConfig,
+    context: ParallelContext,
+    trainer: Trainer,
+    scheduler: OptimizerParamScheduler,
+    *,
+    settings: RunSettings,
 ) -> RunStart:
     """Continue where the checkpoint that ``--load`` names ends, and return where that is.
+
+    Says what is different from ``settings``, those of this run.
 
     A run that saves and loads in one folder starts from nothing where the folder has no checkpoint yet, so that one
     command line serves its first launch and every later one. Collective over the world.
@@ -52,21 +61,22 @@ def load(
     """
     wanted = config.checkpoint
     if wanted.load is None:
-        return RunStart()
+        return RunStart(settings=settings)
     step = _step_to_load(wanted)
     if step is None:
         _say(context, f"{wanted.load}: no checkpoint yet, training starts from --seed {config.run.seed}")
-        return RunStart()
+        return RunStart(settings=settings)
     loaded = on_all_ranks(lambda: _fill(config, context, trainer, step))
-    for note in [*loaded.notes, *([] if wanted.finetune else _notes(loaded.state, config, context.plan))]:
+    for note in loaded.notes:
         _say(context, note)
     trainer.finish_loading(num_updates=0 if wanted.finetune else loaded.state.adam_step)
     if wanted.finetune:
         _say(context, f"loaded the weights of {loaded.path}; training starts at step 1")
-        return RunStart(generation_config=loaded.state.generation_config or {})
+        return RunStart(generation_config=loaded.state.generation_config or {}, settings=settings)
     restore_scalars(loaded.state, loaded.rank_state, context, trainer, scheduler)
+    say_what_differs(config, context, loaded.state, settings)
     _say(context, f"loaded {loaded.path}; training goes on after step {step}")
-    return RunStart(step, loaded.state.generation_config or {})
+    return RunStart(step, loaded.state.generation_config or {}, settings)
 
 
 class Saver:
@@ -79,14 +89,14 @@ class Saver:
         trainer: Trainer,
         scheduler: OptimizerParamScheduler,
         writer: CheckpointWriter | None,
-        generation_config: GenerationConfig,
+        start: RunStart,
     ) -> None:
         self._config = config
         self._context = context
         self._trainer = trainer
         self._scheduler = scheduler
         self._writer = writer
-        self._generation_config = generation_config
+        self._start = start
 
     def after(self, step: int, *, last: bool) -> None:
         """Save after ``step`` if it is due, or the last; collective over the world.
@@ -108,7 +118,7 @@ class Saver:
                     self._trainer,
                     self._scheduler,
                     step=step,
-                    generation_config=self._generation_config,
+                    start=self._start,
                 ),
                 rank_state=dropout_state() if self._context.work is not None else None,
             )
@@ -121,7 +131,7 @@ def run_state(
     scheduler: OptimizerParamScheduler,
     *,
     step: int,
-    generation_config: GenerationConfig = MappingProxyType({}),
+    start: RunStart,
 ) -> CheckpointState:
     """The scalars of a run after ``step``."""
     plan, scaler = context.plan, trainer.scaler
@@ -140,7 +150,8 @@ def run_state(
         loss_scaler=None
         if scaler is None
         else LossScalerState(scale=scaler.scale, growth_tracker=scaler.clean_steps, hysteresis=scaler.overflows_left),
-        generation_config=dict(generation_config) or None,
+        generation_config=dict(start.generation_config) or None,
+        settings=start.settings,
     )
 
 
@@ -151,9 +162,8 @@ def saving(
     trainer: Trainer,
     scheduler: OptimizerParamScheduler,
     *,
-    start_step: int,
+    start: RunStart,
     was_here_before: bool = False,
-    generation_config: GenerationConfig = MappingProxyType({}),
 ) -> Iterator[Saver]:
     """Open the folder of ``--save``, and publish the last save when the block ends, be it with an error of all ranks.
 
@@ -161,7 +171,6 @@ def saving(
 
     Args:
         was_here_before: later checkpoints in the folder are this run's own, which has lost their steps since.
-        generation_config: how text is generated from the model, for every checkpoint.
 
     Raises:
         CheckpointError: the folder cannot be written, or holds later checkpoints than ``start_step``.
@@ -171,14 +180,14 @@ def saving(
         writer = CheckpointWriter(
             wanted.save,
             world=context.world,
-            start_step=start_step,
+            start_step=start.step,
             keep_last=wanted.keep_last,
             asynchronous=wanted.asynchronous,
             keeps_later=was_here_before,
             say=lambda news: print(news, flush=True),
         )
     try:
-        yield Saver(config, context, trainer, scheduler, writer, generation_config)
+        yield Saver(config, context, trainer, scheduler, writer, start)
     except ConsensusError:
         # What is being written in the background is from before, and where a later run goes on.
         if writer is not None:
@@ -238,18 +247,16 @@ def _check_same_run(path: Path, state: CheckpointState, config: PretrainConfig, 
         )
 
 
-def _notes(state: CheckpointState, config: PretrainConfig, plan: Plan) -> list[str]:
-    changed_loss = changed_microbatch_note(config.stage, state.plan, plan)
-    notes = [] if changed_loss is None else [changed_loss]
+def say_what_differs(
+    config: PretrainConfig, context: ParallelContext, state: CheckpointState, settings: RunSettings
+) -> None:
+    """Say on rank 0 what is different in this run from the one that saved ``state``."""
     batches = BatchSizes(config.parallel.global_batch_size, config.parallel.rampup)
-    now = batches.first_sample(config.run.train_iters)
-    if state.train_samples in (None, now):
-        return notes
-    return [
-        *notes,
-        f"the run was laid out for {state.train_samples} samples, now for {now}: the data is shuffled anew, and some "
-        "samples come again before others come at all",
-    ]
+    notes = resume_notes(state, settings, train_samples=batches.first_sample(config.run.train_iters))
+    if (changed_loss := changed_microbatch_note(config.stage, state.plan, context.plan)) is not None:
+        notes.append(changed_loss)
+    for note in notes:
+        _say(context, f"note: {note}")
 
 
 def restore_scalars(

@@ -10,8 +10,6 @@ import contextlib
 import copy
 import hashlib
 import logging
-import math
-import os
 import pickle
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,9 +22,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, Dataset
 
-from hetero.distributed.helper_processes import end_with_parent
 from hetero.distributed.rank_consensus import check_same_everywhere, on_all_ranks
 from hetero.errors import ConfigError
 from hetero.plan.batch_shares import with_batch_size
@@ -36,7 +32,9 @@ from hetero.plan.sample_order import microbatch_indices
 from hetero.runtime.microbatch import Microbatch
 from megatron.training.cli.training_config import DataConfig
 from megatron.training.corpus_index import HEADER_BYTES, parse_blend, read_index_header
+from megatron.training.data_readers import read_ahead
 from megatron.training.index_cache import built_completely
+from megatron.training.token_files import read_from_files
 from megatron.training.token_ids import CheckedGPTDataset, check_first_tokens
 from megatron.training.tokenizer import Tokenizer
 
@@ -52,7 +50,7 @@ _CHECKED_AT_ONCE = 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Blend:
+class Blend:
     """Prefixes of ``.bin`` and ``.idx`` files, each with a weight or none.
 
     share: part of each one's documents that belongs here, as it begins and ends between 0 and 1.
@@ -113,7 +111,7 @@ def build_dataset(config: DataConfig, tokenizer: Tokenizer, *, split: Split, num
         raise ConfigError(f"--seq-length {config.seq_length}: a sample needs at least 2 tokens")
     if not 0 <= config.seed < 2**32:
         raise ConfigError(f"--seed {config.seed}: the order of samples is drawn by numpy, which takes 0 to {2**32 - 1}")
-    blend = _blend(config, split)
+    blend = find_blend(config, split)
     if blend is None:
         core = _core_config(config, tokenizer)
         return _build(core, MockGPTDataset, split=split, num_samples=num_samples)
@@ -126,6 +124,8 @@ def build_dataset(config: DataConfig, tokenizer: Tokenizer, *, split: Split, num
         # megatron-core reads no exponents.
         split=",".join(f"{share:.9f}" for share in _split_around(blend.share, split)),
         path_to_cache=str(cache),
+        # They are read by ranges, see read_from_files.
+        mmap_bin_files=False,
         # A blend is one sample per corpus longer than asked for, and its heaviest corpus has to fill that: half a
         # percent more, as is the default, does not do it when corpora are many and samples few.
         mid_level_dataset_surplus=max(0.005, 2 * len(blend.prefixes) / max(num_samples, 1)),
@@ -162,6 +162,7 @@ def microbatches(
     Raises:
         ConfigError: the dataset ends before step ``first_step + num_steps``; or, when the iterator comes to the step,
             a sample holds what is no id of the tokenizer.
+        DataError: when the iterator comes to the step, a file of the dataset or a process that reads it was lost.
     """
     batches = BatchSizes(plan.global_batch_size, rampup)
     needed = batches.first_sample(first_step + num_steps)
@@ -170,23 +171,15 @@ def microbatches(
             f"dataset: {len(dataset)} samples, but step {first_step + num_steps} with --global-batch-size "
             f"{plan.global_batch_size} ends at sample {needed}; build it for the whole run"
         )
-    per_step = plan.replicas[placement.replica].num_microbatches(placement.stage)
     # The loader goes through the steps ahead of who takes what it has loaded.
     ahead, counted = tee(_indices_of_steps(plan, placement, batches, range(first_step, first_step + num_steps)))
-    loader = DataLoader(
-        _Reader(dataset),
-        batch_sampler=(list(indices) for step in ahead for indices in step),
-        collate_fn=_collate,
-        worker_init_fn=partial(_start_reader, os.getpid()),
+    read = read_ahead(
+        partial(_read, dataset),
+        (list(indices) for step in ahead for indices in step),
         num_workers=num_workers,
-        prefetch_factor=math.ceil(per_step / num_workers) + 1 if num_workers else None,
-        # A rank that a fork server started would start its readers by another one, which imports everything anew.
-        multiprocessing_context="fork" if num_workers else None,
-        # A loader draws a seed for its workers. From the global generator, that would shift the random numbers of
-        # the ranks that read data against those that do not.
-        generator=torch.Generator(),
+        ahead=plan.replicas[placement.replica].num_microbatches(placement.stage),
     )
-    return _by_step(loader, map(len, counted))
+    return _by_step(read, map(len, counted))
 
 
 def _indices_of_steps(
@@ -200,45 +193,18 @@ def _indices_of_steps(
         yield microbatch_indices(sized, placement, first_sample=batches.first_sample(step))
 
 
-def _by_step(loader: Iterable[Microbatch | ConfigError], counts: Iterable[int]) -> Iterator[list[Microbatch]]:
-    batches = iter(loader)
+def _by_step(batches: Iterator[Microbatch], counts: Iterable[int]) -> Iterator[list[Microbatch]]:
     for count in counts:
-        step = []
-        for batch in islice(batches, count):
-            if isinstance(batch, ConfigError):
-                raise batch
-            step.append(batch)
-        yield step
+        yield list(islice(batches, count))
 
 
-class _Reader(Dataset[Sample]):
-    """Reads the samples of a microbatch, or returns what is wrong with them.
-
-    A loader raises an error of its processes with their traceback as the message.
-    """
-
-    def __init__(self, samples: SampleDataset) -> None:
-        self._samples = samples
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Sample] | ConfigError:
-        read = []
-        for index in indices:
-            try:
-                read.append(self._samples[index])
-            except ConfigError as error:
-                return ConfigError(f"sample {index}: {error}")
-        return read
-
-
-def _start_reader(parent: int, worker: int) -> None:
-    """Keep a reader process alive as long as its rank, which saves after the launcher's SIGTERM to the whole group."""
-    os.setpgid(0, 0)
-    end_with_parent(parent)
-
-
-def _collate(samples: list[Sample] | ConfigError) -> Microbatch | ConfigError:
-    if isinstance(samples, ConfigError):
-        return samples
+def _read(dataset: SampleDataset, indices: Sequence[int]) -> Microbatch:
+    samples = []
+    for index in indices:
+        try:
+            samples.append(dataset[index])
+        except ConfigError as error:
+            raise ConfigError(f"sample {index}: {error}") from None
     return Microbatch(
         tokens_BS=torch.stack([sample["tokens"] for sample in samples]),
         position_ids_BS=torch.stack([sample["position_ids"] for sample in samples]),
@@ -259,14 +225,15 @@ class _Builder(BlendedMegatronDatasetBuilder):  # type: ignore[misc]  # megatron
         *rest, config = args
         if cls is BlendedDataset:
             return BlendedDataset(*rest, _cached_in(config, None))
+        cache = None if config.path_to_cache is None else Path(config.path_to_cache)
 
         def build(*args: Any) -> Any:
             try:
                 # The first rank writes what is not there yet; the others read it after a barrier.
-                if config.path_to_cache is None or (dist.is_initialized() and dist.get_rank() != 0):
-                    return cls(*args)
+                if cache is None or (dist.is_initialized() and dist.get_rank() != 0):
+                    return read_from_files(cls(*args), cache)
                 return built_completely(
-                    Path(config.path_to_cache), lambda folder: cls(*rest, _cached_in(config, folder))
+                    cache, lambda folder: read_from_files(cls(*rest, _cached_in(config, folder)), cache)
                 )
             except (OSError, ValueError, EOFError, pickle.UnpicklingError) as error:
                 raise _cache_error(config.path_to_cache, error) from error
@@ -322,7 +289,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _blend(config: DataConfig, split: Split) -> _Blend | None:
+def find_blend(config: DataConfig, split: Split) -> Blend | None:
     """Find where the data of ``split`` comes from; ``None`` for mock data."""
     if config.mock_data:
         return None
@@ -330,14 +297,14 @@ def _blend(config: DataConfig, split: Split) -> _Blend | None:
         own = {"train": config.train_data_path, "valid": config.valid_data_path, "test": config.test_data_path}
         flag = f"--{split}-data-path"
         prefixes, weights = parse_blend(own[split], flag=flag)
-        return _Blend(prefixes=prefixes, weights=weights, split=split, flag=flag)
+        return Blend(prefixes=prefixes, weights=weights, split=split, flag=flag)
     prefixes, weights = parse_blend(config.data_path, flag="--data-path")
     shares = [float(share) for share in config.split.split(",")]
     edges = [sum(shares[:i]) / sum(shares) for i in range(len(shares) + 1)] + [1.0, 1.0]
     i = _SPLITS.index(split)
     if edges[i] == edges[i + 1]:
         raise ConfigError(f"--split {config.split}: leaves nothing for {split}; give it a share above 0")
-    return _Blend(prefixes=prefixes, weights=weights, split=split, flag="--data-path", share=(edges[i], edges[i + 1]))
+    return Blend(prefixes=prefixes, weights=weights, split=split, flag="--data-path", share=(edges[i], edges[i + 1]))
 
 
 def _split_around(share: tuple[float, float], split: Split) -> tuple[float, ...]:
@@ -349,7 +316,7 @@ def _split_around(share: tuple[float, float], split: Split) -> tuple[float, ...]
     return tuple(after - before for before, after in pairwise(edges))
 
 
-def _check_on_all_ranks(blend: _Blend, config: DataConfig, tokenizer: Tokenizer) -> Path:
+def _check_on_all_ranks(blend: Blend, config: DataConfig, tokenizer: Tokenizer) -> Path:
     """Check the files and return the folder for their indices, the same on every rank.
 
     megatron-core knows indices by the path of the data and not by their content, and would read files that are
@@ -428,7 +395,7 @@ def _check_index(index: Path, corpus: _Corpus, num_documents: int) -> None:
         )
 
 
-def _check_corpus(corpus: _Corpus, blend: _Blend, config: DataConfig, tokenizer: Tokenizer) -> None:
+def _check_corpus(corpus: _Corpus, blend: Blend, config: DataConfig, tokenizer: Tokenizer) -> None:
     """Check that there are enough tokens for one sample, and that the first ones are of the tokenizer."""
     # Rounded as megatron-core does it.
     first, end = (round(edge * float(len(corpus.lengths))) for edge in blend.share)

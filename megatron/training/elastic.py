@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from hetero.checkpoint.state import RunSettings
 from hetero.distributed.process_groups import ParallelContext
 from hetero.distributed.timing import Timing
 from hetero.elastic.copies import CopyWriter, RunMoment
@@ -21,15 +21,13 @@ from hetero.elastic.restoring import restore
 from hetero.emulation.shrunk_model import small_model
 from hetero.errors import ConfigError
 from hetero.plan.ir import Plan
-from hetero.runtime.auxiliary_loss import changed_microbatch_note
 from hetero.runtime.compute_seconds import ComputeSeconds, compute_seconds
 from hetero.runtime.mcore import dropout_state
 from hetero.runtime.optimizer import StepResult
 from hetero.runtime.trainer import Trainer
 from hetero.serialization import save
 from hetero.spec.cluster import ClusterSpec
-from hetero.spec.hugging_face.generation import GenerationConfig
-from megatron.training.checkpointing import RunStart, restore_scalars, run_state
+from megatron.training.checkpointing import RunStart, restore_scalars, run_state, say_what_differs
 from megatron.training.cli.config import PretrainConfig
 from megatron.training.planning import described_model, planning_problem
 
@@ -143,7 +141,14 @@ class ElasticRank:
         if self._reporter is not None:
             self._reporter.report(phase, step=step)
 
-    def restore(self, context: ParallelContext, trainer: Trainer, scheduler: OptimizerParamScheduler) -> RunStart:
+    def restore(
+        self,
+        context: ParallelContext,
+        trainer: Trainer,
+        scheduler: OptimizerParamScheduler,
+        *,
+        settings: RunSettings,
+    ) -> RunStart:
         """Fill the state from the nearest copies, and return where the run goes on. Collective over the world.
 
         Raises:
@@ -161,6 +166,7 @@ class ElasticRank:
         state = restored.state
         trainer.finish_loading(num_updates=state.adam_step)
         restore_scalars(state, restored.rank_state, context, trainer, scheduler)
+        say_what_differs(self._config, context, state, settings)
         options = self._config.stage
         if context.rank == 0:
             print(f"epoch {assignment.epoch.number}: goes on after step {state.step}, from copies", flush=True)
@@ -170,9 +176,7 @@ class ElasticRank:
                     "exactly what it would have been without the change of nodes",
                     flush=True,
                 )
-            if (note := changed_microbatch_note(options, state.plan, context.plan)) is not None:
-                print(note, flush=True)
-        return RunStart(state.step, state.generation_config or {})
+        return RunStart(state.step, state.generation_config or {}, settings)
 
     @contextmanager
     def copying(
@@ -181,8 +185,7 @@ class ElasticRank:
         trainer: Trainer,
         scheduler: OptimizerParamScheduler,
         *,
-        start_step: int,
-        generation_config: GenerationConfig = MappingProxyType({}),
+        start: RunStart,
     ) -> Iterator[None]:
         """Make copies while the block lasts, the first of what was restored, and commit the last when it ends.
 
@@ -191,13 +194,13 @@ class ElasticRank:
         Raises:
             CheckpointError: there is no room for copies; on every rank.
         """
-        self.report("restored", step=start_step)
+        self.report("restored", step=start.step)
         if self._assignment is None or self._reporter is None:
             yield
             return
 
         def moment(step: int) -> RunMoment:
-            state = run_state(self._config, context, trainer, scheduler, step=step, generation_config=generation_config)
+            state = run_state(self._config, context, trainer, scheduler, step=step, start=start)
             return RunMoment(state, dropout_state() if context.work is not None else {})
 
         copies = CopyWriter(
@@ -205,14 +208,14 @@ class ElasticRank:
             context,
             trainer,
             moment=moment,
-            start_step=start_step,
+            start_step=start.step,
             every=self._config.checkpoint.copy_every,
             say=lambda news: print(news, flush=True),
         )
         self._copies = copies
         if self.goes_on_from_copies:
-            copies.after_step(start_step)
-        self._began_s, self._steps_done = time.monotonic(), start_step
+            copies.after_step(start.step)
+        self._began_s, self._steps_done = time.monotonic(), start.step
         try:
             yield
             self._end(copies, self._reporter)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hetero.distributed.process_exit import EXIT_CODE
-from hetero.errors import DeviceMemoryError, HeteroError, MembershipError, PlanMemoryError
+from hetero.errors import DataError, DeviceMemoryError, HeteroError, MembershipError, PlanMemoryError
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 """Where torchrun and its likes look, once a process has failed (torch.distributed.elastic.multiprocessing.errors)."""
@@ -40,14 +40,14 @@ def write_error_file(error: BaseException, path: Path | None) -> None:
 
 
 def exit_code(error: HeteroError, environment: Mapping[str, str]) -> int:
-    """Print ``error`` and return this process's exit code: 3 if a rank is lost, out of memory or short of it, else 2.
+    """Print ``error`` and return this process's exit code: 3 if a rank, its data or its memory is lost, else 2.
 
     What is wrong with the input is wrong on every rank, so rank 0 says it. The others wait for that: a launcher ends
     all processes as soon as one has failed. It is told what to show as the cause.
     """
     write_error_file(error, error_file(environment))
     rank = environment.get("RANK", "0")
-    if isinstance(error, MembershipError):
+    if isinstance(error, MembershipError | DataError):
         sys.stderr.write(f"hetero: rank {rank}: {error}\n")
         return EXIT_CODE
     if isinstance(error, DeviceMemoryError):

@@ -1,6 +1,5 @@
 """Writes sample indices so that they appear complete or not at all, whoever is killed while megatron-core works."""
 
-import multiprocessing
 import os
 import shutil
 import socket
@@ -10,7 +9,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeVar
 
-from hetero.distributed.helper_processes import end_with_parent
+from hetero.distributed.helper_processes import HelperContext
 from hetero.file_systems import link_or_copy
 
 T = TypeVar("T")
@@ -45,9 +44,9 @@ def built_completely(cache: Path, build: Callable[[Path], T]) -> T:
 
 
 def _call_in_child(build: Callable[[Path], object], folder: Path) -> None:
-    context = multiprocessing.get_context("fork")
+    context = HelperContext()
     receive, send = context.Pipe(duplex=False)
-    child = context.Process(target=_child_main, args=(os.getpid(), build, folder, send))
+    child = context.Process(target=_child_main, args=(build, folder, send))
     child.start()
     send.close()
     try:
@@ -60,8 +59,7 @@ def _call_in_child(build: Callable[[Path], object], folder: Path) -> None:
         raise error
 
 
-def _child_main(parent: int, build: Callable[[Path], object], folder: Path, answer: Connection) -> None:
-    end_with_parent(parent)
+def _child_main(build: Callable[[Path], object], folder: Path, answer: Connection) -> None:
     try:
         build(folder)
     except Exception as error:  # noqa: BLE001  (whatever it was, the parent raises it)

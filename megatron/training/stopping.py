@@ -1,11 +1,13 @@
 """Ends a run before its last step: at a signal, after a time limit, or after a step that the flags name."""
 
+import os
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from hetero.distributed.helper_processes import STOP_SIGNALS
 from megatron.training.cli.training_config import RunConfig
 
 
@@ -30,14 +32,29 @@ class Stop:
 
 
 @contextmanager
-def stop_on_sigterm(stop: Stop) -> Iterator[None]:
-    """Let SIGTERM, which Slurm sends before a job's time is over, end the run after the step in hand."""
+def stop_on_signals(stop: Stop, *, announce: bool) -> Iterator[None]:
+    """Let a signal end the run after the step in hand: SIGTERM, and what else would end this process.
+
+    SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 are left alone where they are ignored (``nohup``, background jobs, forks of an
+    agent) or somebody handles them. However many come, the rank saves and ends: launchers pass on what a supervisor has
+    sent to their ranks as well. A handler that raised could do so in a finalizer, which swallows it.
+
+    Args:
+        announce: say so at the first signal, and how to end at once.
+    """
 
     def handle(number: int, frame: FrameType | None) -> None:
+        if announce and not stop.signalled:
+            # Not by print, which the signal may have interrupted.
+            name = signal.Signals(number).name
+            os.write(2, f"hetero: {name}: stopping after this step; SIGQUIT ends at once, unsaved\n".encode())
         stop.signalled = True
 
-    before = signal.signal(signal.SIGTERM, handle)
+    replaceable = (signal.SIG_DFL, signal.default_int_handler)
+    handled = [n for n in STOP_SIGNALS if n == signal.SIGTERM or signal.getsignal(n) in replaceable]
+    before = {number: signal.signal(number, handle) for number in handled}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

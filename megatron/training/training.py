@@ -1,6 +1,7 @@
 """Pretrains: joins the world, agrees on the plan, builds model, data and optimizer, and runs the steps."""
 
 import contextlib
+import dataclasses
 import functools
 import gc
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +43,7 @@ from megatron.training.checkpointing import Saver, load, saving
 from megatron.training.cli.config import PretrainConfig
 from megatron.training.cli.model_config import model_spec
 from megatron.training.cli.training_config import OptimizerConfig
-from megatron.training.data import SampleDataset, build_dataset, microbatches
+from megatron.training.data import SampleDataset, Split, build_dataset, microbatches
 from megatron.training.elastic import ElasticRank
 from megatron.training.emulation import emulated_config, emulation_notice, start_emulation
 from megatron.training.evaluation import Evaluation, evaluated_splits
@@ -53,8 +54,9 @@ from megatron.training.metrics import Metrics, ReportedRun
 from megatron.training.param_scheduler import build_scheduler
 from megatron.training.profiler import StepProfiler, check_profiler, profiling
 from megatron.training.rank_figures import PredictedStages, RankFigures, memory_interval, predicted_stages
+from megatron.training.resume_notes import run_settings
 from megatron.training.scalar_writers import check_writers, open_writers, settings_of
-from megatron.training.stopping import Stop, stop_on_sigterm
+from megatron.training.stopping import Stop, stop_on_signals
 from megatron.training.tokenizer import Tokenizer, build_tokenizer
 
 LOG_COLUMNS = 130
@@ -101,6 +103,8 @@ def _pretrain(
         config, plan = emulated_config(config, emulation), emulation.plan
     detector.doing = "building the dataset"
     dataset, evaluations = build_datasets(config, plan, tokenizer)
+    datasets: dict[Split, SampleDataset] = {each.split: each.dataset for each in evaluations}
+    settings = on_all_ranks(lambda: run_settings(config, {"train": dataset, **datasets}))
     detector.doing = "making process groups"
     timing = emulation.timing if emulation is not None else elastic.timing(device)
     if timing is None and config.logging.stage_times_interval is not None:
@@ -119,28 +123,28 @@ def _pretrain(
         elastic.report("built")
         detector.doing = "loading a checkpoint"
         if elastic.goes_on_from_copies:
-            start = elastic.restore(context, trainer, scheduler)
+            start = elastic.restore(context, trainer, scheduler, settings=settings)
         else:
-            start = load(config, context, trainer, scheduler)
-        start_step = start.step
-        generation_config = generation_config_of_run(tokenizer, start.generation_config)
-        session = build_session(config, context, trainer, scheduler, dataset, start_step=start_step)
+            start = load(config, context, trainer, scheduler, settings=settings)
+        start = dataclasses.replace(
+            start, generation_config=generation_config_of_run(tokenizer, start.generation_config)
+        )
+        session = build_session(config, context, trainer, scheduler, dataset, start_step=start.step)
         predicted = PredictedStages()
         if config.logging.stage_times_interval is not None and context.rank == 0:
             detector.doing = "predicting the plan"
             predicted = predicted_stages(config, plan)
         # A second signal must not end the last save, which may still be written when the loop is over.
         with (
-            stop_on_sigterm(stop),
-            elastic.copying(context, trainer, scheduler, start_step=start_step, generation_config=generation_config),
+            stop_on_signals(stop, announce=context.rank == 0),
+            elastic.copying(context, trainer, scheduler, start=start),
             saving(
                 config,
                 context,
                 trainer,
                 scheduler,
-                start_step=start_step,
+                start=start,
                 was_here_before=elastic.is_later_epoch,
-                generation_config=generation_config,
             ) as saver,
         ):
             figures = RankFigures(

@@ -25,6 +25,7 @@ from hetero.distributed.process_groups import create_groups
 from hetero.elastic.records import RankAssignment
 from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.runtime.session import TrainingSession
+from megatron.training.checkpointing import RunStart
 from megatron.training.cli.arguments import parse_args
 from megatron.training.elastic import ElasticRank
 from megatron.training.param_scheduler import build_scheduler
@@ -52,7 +53,7 @@ def measure(
     with_copies: list[float] = []
     write_s, fetch_s, step = [], [], 0
     num_bytes = sum(each.tensor.nbytes for each in trainer.optimizer.state(owner=rank))
-    with elastic.copying(context, trainer, scheduler, start_step=0):
+    with elastic.copying(context, trainer, scheduler, start=RunStart()):
         copies = elastic._copies
         assert copies is not None
         for turn in range(2 * num_turns + 1):

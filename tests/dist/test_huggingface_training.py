@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from hetero.checkpoint.folder import find_checkpoint, read_state
+from hetero.checkpoint.state import RunSettings
 from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
 from hetero.runtime.trainer import Trainer
@@ -50,7 +51,7 @@ def logits_of(rank: int, made: Plan, argv: list[str], tokens_BS: torch.Tensor) -
     context = create_groups(made, device=torch.device("cpu"))
     trainer: Trainer = build_trainer(config, context)
     scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_samples=config.run.train_samples)
-    load(config, context, trainer, scheduler)
+    load(config, context, trainer, scheduler, settings=RunSettings())
     (runner,) = trainer._executor._stages.values()
     model = runner._model
     model.module.eval()

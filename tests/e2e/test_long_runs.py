@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ from hetero.serialization import save
 from tests.helpers.commands import WORLD_SIZE, Finished, command_line, good_plan, launch, launched
 from tests.helpers.forked_launch import forked
 from tests.helpers.plans import sharded
+from tests.unit.training.corpora import write_corpus
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -63,9 +65,94 @@ def test_stopped_and_continued_under_another_plan(tmp_path: Path) -> None:
     assert list(valid_losses(alone)) == [2, 4, 6]
 
 
-@pytest.mark.rotates(every=6, turn=2)
-def test_sigterm_saves_and_leaves(tmp_path: Path) -> None:
-    """One rank gets the signal: all end after the same step, with success, and a relaunch goes on from there."""
+@pytest.mark.rotates(every=4, turn=1)
+def test_a_resume_says_what_is_different(tmp_path: Path) -> None:
+    """Each with the old value and the new one, once, by one rank; and nothing of a run that is as it was."""
+    data = [
+        write_corpus(tmp_path / name, [[i + shift] * 40 for i in range(50)]) for name, shift in (("a", 0), ("b", 1))
+    ]
+    same = {"micro_batch_size": "1", "save": str(tmp_path / "out"), "load": str(tmp_path / "out"), "train_iters": STEPS}
+
+    def notes(path: str, **changes: str) -> list[str]:
+        argv = [*command_line(**{**same, **changes})[1:], "--data-path", path]
+        run = forked(2, argv)
+        assert run.returncode == 0, run.stderr
+        return [line for line in run.stdout.splitlines() if line.startswith("note: ")]
+
+    assert notes(data[0], exit_interval="2") == []
+    assert notes(data[0], exit_interval="3") == []
+    changed = notes(data[1], exit_interval="4", lr="5e-3", adam_beta1="0.8")
+    assert changed == [
+        f"note: data: {data[0]} when step 3 was saved, {data[1]} now: from step 4 on other tokens are trained on, in "
+        "an order of their own",
+        "note: --adam-beta1: 0.9 when step 3 was saved, 0.8 now, which counts from step 4 on",
+        "note: --lr: 0.01 when step 3 was saved, 0.005 now, which counts from step 4 on",
+    ]
+
+
+CUTS_DATA = """
+import os, sys
+import pretrain_gpt
+from hetero.runtime import cpu_backend
+cpu_backend.install()
+from hetero.runtime.session import TrainingSession
+step = TrainingSession.step
+def cutting(session, **options):
+    if session.steps_done == 1:
+        os.truncate(sys.argv[sys.argv.index("--data-path") + 1] + ".bin", 4096)
+    return step(session, **options)
+TrainingSession.step = cutting
+sys.exit(pretrain_gpt.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.rotates(every=4, turn=3)
+@pytest.mark.parametrize("num_workers", ["0", "2"])
+def test_a_run_whose_data_is_cut_saves_the_step_in_hand(num_workers: str, tmp_path: Path) -> None:
+    prefix = write_corpus(tmp_path / "corpus", [[i] * 400 for i in range(50)])
+    (tmp_path / "cut.py").write_text(CUTS_DATA)
+    argv = command_line(micro_batch_size="1", train_iters="60", num_workers=num_workers, save=str(tmp_path / "out"))
+    run = forked(2, [*argv[1:], "--data-path", prefix], script=str(tmp_path / "cut.py"))
+    assert run.returncode == 2
+    (said,) = [line for line in run.stderr.splitlines() if line.startswith("hetero: ")]
+    assert f"{prefix}.bin: 4096 bytes now, its index counts 40000; it was cut or written again" in said
+    (saved,) = published_steps(tmp_path / "out")
+    assert 2 <= saved < 60
+
+
+def signal_every_process(launcher: psutil.Process) -> None:
+    """As systemd, a container's stop and ``pkill -f`` do it; torchrun then signals its ranks once more."""
+    for process in [launcher, *launcher.children(recursive=True)]:
+        process.send_signal(signal.SIGTERM)
+
+
+def signal_one_rank(launcher: psutil.Process) -> None:
+    """With its readers, which are in its process group."""
+    os.killpg(os.getpgid(ranks_of(launcher)[-1].pid), signal.SIGTERM)
+
+
+def interrupt(launcher: psutil.Process) -> None:
+    """As Ctrl-C does it: torchrun, whose ranks have sessions of their own, interrupts them. Twice, in a hurry."""
+    launcher.send_signal(signal.SIGINT)
+    for rank in ranks_of(launcher):
+        rank.send_signal(signal.SIGINT)
+
+
+def ranks_of(launcher: psutil.Process) -> list[psutil.Process]:
+    return [each for each in launcher.children() if "pretrain_gpt.py" in " ".join(each.cmdline())]
+
+
+@pytest.mark.parametrize(
+    ("stop", "code"),
+    [
+        # torchrun calls it a failure that it was signalled itself.
+        pytest.param(signal_every_process, 1, marks=pytest.mark.rotates(every=6, turn=2)),
+        pytest.param(signal_one_rank, 0, marks=pytest.mark.rotates(every=6, turn=4)),
+        pytest.param(interrupt, 1, marks=pytest.mark.rotates(every=6, turn=0)),
+    ],
+)
+def test_a_stopped_run_saves_and_goes_on(stop: Callable[[psutil.Process], None], code: int, tmp_path: Path) -> None:
+    """Whoever gets the signal: all ranks end after the same step, which is saved, and a relaunch goes on from there."""
     argv = command_line(
         micro_batch_size="1",
         train_iters="100000",
@@ -78,15 +165,11 @@ def test_sigterm_saves_and_leaves(tmp_path: Path) -> None:
     try:
         lines = iter(process.stdout.readline, "")
         assert next((line for line in lines if line.startswith("step ")), None), "it ended before the first step"
-        ranks = [
-            each for each in psutil.Process(process.pid).children() if "pretrain_gpt.py" in " ".join(each.cmdline())
-        ]
-        # As a launcher does it: the rank's readers are in its group.
-        os.killpg(os.getpgid(ranks[-1].pid), signal.SIGTERM)
+        stop(psutil.Process(process.pid))
         stdout, stderr = process.communicate(timeout=60)
     finally:
         end(process)
-    assert process.returncode == 0, stderr
+    assert process.returncode == code, stderr
     (stopped,) = re.findall(r"stopped after step (\d+) of 100000", stdout)
     assert published_steps(tmp_path / "out") == [int(stopped)]
     again = launched(2, [*argv, "--exit-interval", str(int(stopped) + 1)])

@@ -95,6 +95,22 @@ def test_a_leader_leaves_before_the_first_step(cluster: Callable[..., ElasticClu
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=3, turn=2)
+def test_a_signal_to_every_process_of_a_node_loses_nothing(cluster: Callable[..., ElasticCluster]) -> None:
+    """Its fork server, without which its ranks would be gone, and the store of the ranks outlive it."""
+    with cluster(2, "--steps", 40, "--step-s", 0.2, **{"min-nodes": 1}) as nodes:
+        nodes.start()
+        nodes.wait_for_events("first_step", 2)
+        leader = nodes.events("leads")[0].node
+        nodes.signal_whole_node(leader, signal.SIGTERM)
+        assert nodes.wait_for_end() == {"a": 0, "b": 0}
+        assert not nodes.events("rank_failed", "detected")
+        (stopped, *_) = nodes.events("stopped")
+        first, second = nodes.events("epoch_made")[:2]
+        assert (second.step, second.epoch) == (stopped.step, first.epoch + 1)
+
+
+@pytest.mark.slow
 @pytest.mark.rotates(every=2, turn=1)
 def test_a_job_that_ends(cluster: Callable[..., ElasticCluster]) -> None:
     with cluster(2, "--steps", 5) as nodes:

@@ -31,12 +31,16 @@ from unittest import mock
 import psutil
 import pytest
 
+from megatron.training.error_file import _SECONDS_TO_REPORT
 from tests.helpers.forked_launch import run_script, say_into_files
 from tests.helpers.ports import free_ports
 from tests.helpers.rank_pool import fork_server
 from tests.helpers.refusing_file_system import refuse_links
 
 WORLD_SIZE = 4
+_FIRST_STEPS, _NUM_STEPS = 2, 6
+"""Of a run: those that it starts from, and those that it would come to."""
+
 VICTIMS = {"first": 0, "middle": 1, "last": 2, "idle": 3}
 SLACK_S = 8.0
 """For processes to end, on two cores that run several cases."""
@@ -141,6 +145,7 @@ class Outcome:
     last_end_s: seconds from the fault until the last survivor had ended.
     orphans: command lines of processes of the run that were left.
     left_behind: what a next start would not have cleared from the folder of checkpoints.
+    saved_step: the last one that was saved there, 0 for none.
     """
 
     case: Case
@@ -150,6 +155,7 @@ class Outcome:
     last_end_s: float
     orphans: tuple[str, ...]
     left_behind: tuple[str, ...]
+    saved_step: int
 
     def problems(self) -> list[str]:
         """What is wrong, in words."""
@@ -225,6 +231,29 @@ def _unfinished_run_problems(outcome: Outcome) -> list[str]:
     return problems
 
 
+def _stopped_run_problems(outcome: Outcome) -> list[str]:
+    """Check that all ranks ended with success before the last step, and that the step they ended with was saved."""
+    problems = _late_end(outcome)
+    if set(outcome.exit_codes) != {0}:
+        problems.append(f"the run ended with {outcome.exit_codes}: {outcome.stderr}")
+    if not _FIRST_STEPS < outcome.saved_step < _NUM_STEPS:
+        problems.append(f"the last checkpoint is of step {outcome.saved_step}")
+    return problems
+
+
+def _cut_data_problems(outcome: Outcome) -> list[str]:
+    """Check that the ranks end alike, and name the file: rank 0 for all after a step, each in an evaluation."""
+    names_it = "corpus.bin: 4096 bytes now, its index counts"
+    problems = _late_end(outcome)
+    if set(outcome.exit_codes) not in ({2}, {3}):
+        problems.append(f"the run ended with {outcome.exit_codes}: {outcome.stderr}")
+    for rank in range(WORLD_SIZE) if 3 in outcome.exit_codes else (0,):
+        lines = [line for line in outcome.stderr[rank].splitlines() if line.startswith("hetero: ")]
+        if len(lines) != 1 or names_it not in lines[0]:
+            problems.append(f"rank {rank} did not name the file: {' | '.join(lines) or outcome.stderr[rank][-300:]!r}")
+    return problems
+
+
 def _late_end(outcome: Outcome) -> list[str]:
     case = outcome.case
     limit_s = FAULTS[case.fault].limit_s(case.patience) + SLACK_S
@@ -262,14 +291,23 @@ def _stand_still() -> None:
         time.sleep(3600)
 
 
+def _signal_readers() -> None:
+    """Signal this rank and its readers, as a supervisor does that signals every process."""
+    for process in [*psutil.Process().children(), psutil.Process()]:
+        process.terminate()
+
+
+def _cut_data() -> None:
+    os.truncate(sys.argv[sys.argv.index("--data-path") + 1] + ".bin", 4096)
+
+
 def _refuse_links() -> None:
     refuse_links(pytest.MonkeyPatch(), on_refusal=lambda: sys.stderr.write(_LINK_REFUSED))
 
 
 _LINK_REFUSED = "a hard link was refused\n"
 
-NO_LINKS = "hard links refused"
-"""The kind that ends nothing."""
+NO_LINKS, SIGNALLED, CUT = "hard links refused", "readers signalled", "truncated data"
 
 _LOSSES = tuple(phase for phase in PHASES if phase != "sum")
 _STANDSTILLS = tuple(name for name, phase in PHASES.items() if phase.arrives and name != "leaving")
@@ -300,6 +338,15 @@ FAULTS: dict[str, FaultKind] = {
         problems=_unfinished_run_problems,
         # It writes the indices.
         victims=("first",),
+        reads_data=True,
+    ),
+    SIGNALLED: FaultKind(happen=_signal_readers, phases=("step", "evaluation", "save"), problems=_stopped_run_problems),
+    CUT: FaultKind(
+        happen=_cut_data,
+        phases=("step",),
+        problems=_cut_data_problems,
+        # Ranks leave it to rank 0 to say so, and wait for a launcher that ends them.
+        limit_s=lambda patience: patience.limit_s + _SECONDS_TO_REPORT,
         reads_data=True,
     ),
 }
@@ -380,6 +427,7 @@ def _launcher_main(case: Case, base: Path, answer: Connection) -> None:
                 last_end_s=lasts_s,
                 orphans=names,
                 left_behind=_left_behind(folder / "saved"),
+                saved_step=_last_saved(folder / "saved"),
             )
         )
         del store
@@ -425,6 +473,12 @@ def _left_behind(folder: Path) -> tuple[str, ...]:
         return ()
     prepare(folder, start_step=latest_step(folder) or 0)
     return tuple(path.name for path in folder.iterdir() if not path.name.startswith("step_"))
+
+
+def _last_saved(folder: Path) -> int:
+    from hetero.checkpoint.folder import published_steps  # noqa: PLC0415
+
+    return max(published_steps(folder), default=0) if folder.is_dir() else 0
 
 
 def _rank_main(rank: int, case: Case, base: Path, folder: Path) -> None:
@@ -479,9 +533,9 @@ def _flags(case: Case, base: Path, folder: Path) -> list[str]:
         model += ["--data-path", str(folder / "corpus"), "--data-cache-path", str(folder / "cache")]
     return [
         *model,
-        *("--num-workers", "2", "--train-iters", "6", "--save-interval", "2", "--eval-iters", "1"),
+        *("--num-workers", "2", "--train-iters", str(_NUM_STEPS), "--save-interval", "2", "--eval-iters", "1"),
         *("--eval-interval", "2", "--save", str(base if begins else folder / "saved")),
-        *(("--exit-interval", "2") if begins else ("--load", str(base))),
+        *(("--exit-interval", str(_FIRST_STEPS)) if begins else ("--load", str(base))),
         *("--hetero-heartbeat-timeout", str(case.patience.heartbeat_s)),
         *("--distributed-timeout-minutes", str(case.patience.timeout_minutes)),
     ]
@@ -556,7 +610,7 @@ def main() -> int:
         end = (
             "stood still" if case.fault == "stand still" else "lost" if PHASES[case.phase].arrives else "never arrived"
         )
-        if case.fault != NO_LINKS:
+        if case.fault not in (NO_LINKS, SIGNALLED, CUT):
             longest_s[end] = max(longest_s[end], outcome.last_end_s)
         codes = " ".join("hung" if code is None else str(code) for code in outcome.exit_codes)
         verdict = "; ".join(problems) or "ok"

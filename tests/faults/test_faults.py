@@ -14,7 +14,7 @@ import pytest
 
 from hetero.distributed.failure_detector import FailureDetectorOptions
 from hetero.serialization import save
-from tests.faults.matrix import FAULTS, NO_LINKS, PHASES, VICTIMS, Case, Outcome, Patience, run_all
+from tests.faults.matrix import CUT, FAULTS, NO_LINKS, PHASES, SIGNALLED, VICTIMS, Case, Outcome, Patience, run_all
 from tests.helpers.commands import WORLD_SIZE, command_line, good_plan, launch
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -33,8 +33,9 @@ AS_SHIPPED = "evaluation"
 def _sample() -> list[Case]:
     """Every phase, and every loss in three of them, each time of another rank; one case as patient as shipped.
 
-    And a rank that stands still in four phases with waits of their own kinds, each time another rank, and one whose
-    file system refuses hard links.
+    And a rank that stands still in four phases with waits of their own kinds, each time another rank, one that is
+    signalled with its readers in each phase where it may be, one whose data is cut, and one whose file system refuses
+    hard links.
     """
     faults, victims = cycle(LOSSES), cycle(VICTIMS)
     cases = []
@@ -53,8 +54,12 @@ def _sample() -> list[Case]:
         Case("dataset", "kill", "first", store_in_rank_0=True, patience=SHORT),
         Case("save", "stop", "first", store_in_rank_0=True, patience=SHORT),
     ]
-    refusing = [Case("dataset", NO_LINKS, "first", patience=SHORT)]
-    return cases + still + refusing + without_torchrun
+    signalled = [
+        Case(phase, SIGNALLED, victim, patience=SHORT)
+        for phase, victim in zip(FAULTS[SIGNALLED].phases, ("last", "first", "middle"), strict=True)
+    ]
+    data = [Case("dataset", NO_LINKS, "first", patience=SHORT), Case("step", CUT, "idle", patience=SHORT)]
+    return cases + still + signalled + data + without_torchrun
 
 
 CASES = _sample()
@@ -63,7 +68,7 @@ CASES = _sample()
 def test_the_sample_has_every_fault_in_several_phases_and_at_several_ranks() -> None:
     assert {case.phase for case in CASES} == set(PHASES)
     assert {case.fault for case in CASES} == set(FAULTS)
-    for fault in (*LOSSES, STILL):
+    for fault in (*LOSSES, STILL, SIGNALLED):
         cases = [case for case in CASES if case.fault == fault and not case.store_in_rank_0]
         number = 4 if fault == STILL else 3
         assert len({case.phase for case in cases}) == len({case.victim for case in cases}) == number
@@ -97,7 +102,7 @@ def test_a_fault_ends_all_ranks_soon_and_by_name(case: Case, outcomes: Mapping[C
 
 @pytest.mark.rotates(every=6, turn=0)
 def test_a_killed_rank_leaves_nothing_behind_under_torchrun(tmp_path: Path) -> None:
-    """Its data readers have left the process group that a launcher ends."""
+    """Its data readers do not end at the signals of a launcher."""
     save(good_plan(), tmp_path / "plan.json")
     argv = command_line(hetero_plan=str(tmp_path / "plan.json"), num_workers="2", train_iters="100000")
     launcher = launch(WORLD_SIZE, argv)

@@ -229,7 +229,9 @@ def elastic_session(
     context = create_groups(assignment.epoch.plan, device=cpu, timing=elastic.timing(cpu))
     trainer = build_trainer(config, context)
     scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_samples=config.run.train_samples)
-    start = elastic.restore(context, trainer, scheduler) if elastic.goes_on_from_copies else FIRST_START
+    start = FIRST_START
+    if elastic.goes_on_from_copies:
+        start = elastic.restore(context, trainer, scheduler, settings=FIRST_START.settings)
     assert start.generation_config == FIRST_START.generation_config
     start_step = start.step
     training = TrainingSession(
@@ -242,9 +244,7 @@ def elastic_session(
     )
     seen = Session(start_step, first_weights=weights_of(training))
     try:
-        with elastic.copying(
-            context, trainer, scheduler, start_step=start_step, generation_config=start.generation_config
-        ):
+        with elastic.copying(context, trainer, scheduler, start=start):
             for step in range(start_step + 1, end_step + 1):
                 (watch or wait_for_copy)(rank, step, elastic)
                 seen.results.append(training.step())

@@ -122,6 +122,13 @@ class ElasticCluster:
     def signal_node(self, name: str, number: signal.Signals) -> None:
         self._agents[name].send_signal(number)
 
+    def signal_whole_node(self, name: str, number: signal.Signals) -> None:
+        """Signal its agent and all that it has started, as a supervisor of services does it."""
+        agent = psutil.Process(self._agents[name].pid)
+        for process in [agent, *_descendants(agent.pid)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
     def freeze_node(self, name: str) -> None:
         """Stop its agent and all that it has started, as a host that stands still."""
         agent = psutil.Process(self._agents[name].pid)

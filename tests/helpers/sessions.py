@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from hetero.checkpoint.state import RunSettings
 from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
 from hetero.runtime.optimizer import StepResult
@@ -45,7 +46,7 @@ def session(rank: int, plan: Plan, argv: list[str], end_step: int) -> Session:
     context = with_shared_memory(create_groups(plan, device=torch.device("cpu")))
     trainer = build_trainer(config, context)
     scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_samples=config.run.train_samples)
-    start = load(config, context, trainer, scheduler)
+    start = load(config, context, trainer, scheduler, settings=RunSettings())
     start_step = start.step
     training = TrainingSession(
         context,
@@ -57,9 +58,7 @@ def session(rank: int, plan: Plan, argv: list[str], end_step: int) -> Session:
         rampup=config.parallel.rampup,
     )
     seen = Session(start_step, first_weights=weights_of(training))
-    with saving(
-        config, context, trainer, scheduler, start_step=start_step, generation_config=start.generation_config
-    ) as saver:
+    with saving(config, context, trainer, scheduler, start=start) as saver:
         if start_step > 0:
             saver.after(start_step, last=True)
         for step in range(start_step + 1, end_step + 1):

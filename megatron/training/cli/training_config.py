@@ -377,7 +377,7 @@ class RunConfig:
         "Save and leave after a step that is a multiple of this; 0 for never.", or_off(COUNT), default=None
     )
     exit_duration_minutes: float | None = flag(
-        "Save and leave after this time; 0 for never. SIGTERM does so at once.",
+        "Save and leave after this time; 0 for never. SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 do so at once.",
         or_off(POSITIVE),
         name="--exit-duration-in-mins",
         default=None,

@@ -23,9 +23,13 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         --non-persistent-save-interval --non-persistent-ckpt-type --non-persistent-global-ckpt-dir
         --non-persistent-local-ckpt-dir --non-persistent-local-ckpt-algo --ckpt-convert-format --ckpt-convert-save
         --ckpt-convert-update-legacy-dist-opt-format --no-strict-fsdp-dtensor-load --disable-strict-fsdp-dtensor-load
-        --replication --replication-jump --replication-factor --override-opt_param-scheduler
-        --override-opt-param-scheduler --use-checkpoint-opt_param-scheduler --use-checkpoint-opt-param-scheduler
+        --replication --replication-jump --replication-factor
         """,
+    ),
+    (
+        "learning rate and weight decay follow this command line, not the checkpoint: leave it out and give the flags "
+        "that the run was saved with; a note names those that differ",
+        "--use-checkpoint-opt_param-scheduler --use-checkpoint-opt-param-scheduler",
     ),
     (
         "leave it out: a run goes on with all of its state; weights alone are loaded by --finetune",
@@ -36,7 +40,8 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         "--full-validation --multiple-validation-sets --skip-train --test-mode",
     ),
     (
-        "leave it out: SIGTERM saves and leaves, and --exit-interval or --exit-duration-in-mins do so on their own",
+        "leave it out: SIGTERM saves and leaves, as do SIGINT, SIGHUP, SIGUSR1 and SIGUSR2, and --exit-interval or "
+        "--exit-duration-in-mins on their own",
         """
         --exit-signal --exit-signal-handler-for-dataloader --exit-signal-handler-for-training
         --phase-transition-iterations
@@ -228,7 +233,7 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     ("write the prefixes behind --data-path or --train-data-path", "--data-args-path --per-split-data-args-path"),
     ("use --seq-length", "--encoder-seq-length --decoder-seq-length"),
     (
-        "samples come in one fixed order from memory-mapped files, whatever the plan: leave it out",
+        "samples come in one fixed order from indexed files, whatever the plan: leave it out",
         """
         --data-impl --object-storage-cache-path --s3-cache-path --mid-level-dataset-surplus
         --allow-ambiguous-pad-tokens --sample-rate

@@ -43,6 +43,10 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     ("documents are packed and attention is causal, which needs no mask", "--no-create-attention-mask-in-dataloader"),
     ("SIGTERM saves and leaves, always", "--exit-signal-handler"),
     (
+        "learning rate and weight decay follow the command line, also where the checkpoint had others",
+        "--override-opt_param-scheduler --override-opt-param-scheduler",
+    ),
+    (
         "the scale of a norm is kept as it is and not as its distance from one: gradients, updates and what is "
         "computed are the same but for rounding",
         "--apply-layernorm-1p",
@@ -60,7 +64,7 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         "--use-torch-optimizer-for-cpu-offload --overlap-cpu-optimizer-d2h-h2d",
     ),
     (
-        "token files are memory-mapped and the index is built by one process",
+        "token files are read range by range and the index is built by one process",
         """
         --no-mmap-bin-files --mmap-warmup --num-dataset-builder-threads=N --per-dataset-sequences-path=PATH
         --dataloader-fast-cache-load --dataloader-defer-npy-index-mmap --disable-msc

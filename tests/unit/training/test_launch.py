@@ -183,6 +183,7 @@ def test_the_failure_detector_asks_the_watchdogs_of_all_groups(
 
     monkeypatch.setattr(training, "agree_on_plan_and_tokenizer", lambda *_, **__: (None, None))
     monkeypatch.setattr(training, "build_datasets", lambda *_: (None, []))
+    monkeypatch.setattr(training, "on_all_ranks", lambda step: None)
     context = SimpleNamespace(groups=("one", "two"), progress=StepProgress())
     monkeypatch.setattr(training, "create_groups", lambda *_, **__: context)
     monkeypatch.setattr(training, "nccl_error", lambda groups: f"lost by {' and '.join(groups)}")
