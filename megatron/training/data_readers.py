@@ -70,22 +70,27 @@ def read_ahead(
         generator=torch.Generator(),
     )
     readings = _started(loader)
-    while True:
-        try:
-            reading = next(readings)
-        except StopIteration:
-            return
-        except (RuntimeError, OSError, EOFError) as error:
-            lost = "" if context is None else _lost_readers(context)
-            if not lost:
-                raise
-            raise DataError(
-                f"{lost}; start again, with a smaller --num-workers (now {num_workers}) or --num-workers 0 if the host "
-                "is short of memory"
-            ) from error
-        if isinstance(reading, HeteroError):
-            raise reading
-        yield reading
+    try:
+        while True:
+            try:
+                reading = next(readings)
+            except StopIteration:
+                return
+            except (RuntimeError, OSError, EOFError) as error:
+                lost = "" if context is None else _lost_readers(context)
+                if not lost:
+                    raise
+                raise DataError(
+                    f"{lost}; start again, with a smaller --num-workers (now {num_workers}) or --num-workers 0 if the "
+                    "host is short of memory"
+                ) from error.with_traceback(None)
+            if isinstance(reading, HeteroError):
+                raise reading
+            yield reading
+    finally:
+        # Here and not with the traceback, as garbage: then its queues close before it can tell the processes to end,
+        # and it waits 5 s for each of them.
+        del readings, loader
 
 
 def _started(loader: "DataLoader[Microbatch | HeteroError]") -> Iterator[Microbatch | HeteroError]:
@@ -105,7 +110,11 @@ def _started(loader: "DataLoader[Microbatch | HeteroError]") -> Iterator[Microba
 def _lost_readers(context: HelperContext) -> str:
     """Describe the readers that did not end by themselves; empty if there are none."""
     # The connection to one that is being killed breaks before it has ended.
-    wait([process.sentinel for process in context.started], timeout=_ENDING_S)
+    ended = wait([process.sentinel for process in context.started], timeout=_ENDING_S)
+    for process in context.started:
+        if process.sentinel in ended:
+            # Its files are closed a moment before its exit code is known.
+            process.join()
     lost = []
     for number, process in enumerate(context.started):
         code = process.exitcode
