@@ -35,6 +35,7 @@ from hetero.plan.ir import Plan, Precision
 from hetero.runtime import optimizer
 from hetero.runtime.optimizer import StepResult
 from hetero.runtime.trainer import Trainer
+from megatron.training.checkpointing import RunStart
 from megatron.training.cli.arguments import parse_args
 from megatron.training.training import adam_options
 from tests.helpers import sessions, training
@@ -114,13 +115,13 @@ def faulty_session(rank: int, plan: Plan, argv: list[str], end_step: int, fault:
     """A session, in which something goes wrong right after the checkpoint has been loaded."""
     load = sessions.load
 
-    def load_and_spoil(*run: Any) -> int:
-        step = load(*run)
+    def load_and_spoil(*run: Any, **settings: Any) -> RunStart:
+        start = load(*run, **settings)
         if fault is not None:
             _, context, trainer, scheduler = run
             if context.work is not None:
                 FAULTS[fault].spoil(trainer, scheduler)
-        return step
+        return start
 
     with mock.patch.object(sessions, "load", load_and_spoil):
         return session(rank, plan, argv, end_step)

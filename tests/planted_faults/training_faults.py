@@ -96,7 +96,7 @@ TRAINING_FAULTS = (
     Fault(
         name="ranks that read data draw from the generator of dropout",
         kind="random numbers",
-        file="megatron/training/data.py",
+        file="megatron/training/data_readers.py",
         find="generator=torch.Generator(),",
         replace="generator=None,",
         hints=("tests/unit/training/test_data.py",),
