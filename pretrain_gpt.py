@@ -20,6 +20,7 @@ exit_without("train", program="pretrain_gpt.py")
 set_cuda_environment(os.environ)
 
 from hetero.distributed.process_exit import bounded_exit
+from hetero.distributed.process_output import ignore_output_errors
 from hetero.errors import HeteroError
 from megatron.training.cli.arguments import parse_args
 from megatron.training.error_file import error_file, exit_code, write_error_file
@@ -73,5 +74,7 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    # A run of weeks does not end because the disk of its log is full.
+    ignore_output_errors()
     with bounded_exit():
         sys.exit(main(sys.argv[1:]))

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
+from hetero.distributed.process_output import ignore_output_errors
 from hetero.elastic.agent_options import AgentOptions
 from hetero.elastic.copy_folder import claimed_folder, delete_folder, remove_copy, remove_epochs_before
 from hetero.elastic.copy_server import CopyServer, server_tls
@@ -48,7 +49,7 @@ class Agent:
         self._show = show
         self._wake = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._events = EventLog(options.logs / f"{options.name}.events.jsonl", node=options.name)
+        self._events = EventLog(options.logs / f"{options.name}.events.jsonl", node=options.name, show=show)
         self._fork_server = ForkServer()
         self._membership = Membership(
             options.etcd, options.job, lease_s=options.lease_s, on_change=self._wake_from_thread
@@ -485,6 +486,7 @@ class Agent:
 
 def run_agent(options: AgentOptions) -> int:
     """Run the agent of a node to its end; returns the exit code."""
+    ignore_output_errors()
 
     def show(line: str) -> None:
         sys.stdout.write(f"{line}\n")

@@ -5,12 +5,14 @@ import contextlib
 import ipaddress
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from io import FileIO
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from hetero.elastic.fork_server import ForkServer
 from hetero.elastic.records import ASSIGNMENT_VARIABLE, Epoch, RankAssignment
-from hetero.serialization import read_text, to_json
+from hetero.serialization import to_json
 
 _SHOW_EVERY_S = 0.1
 _READ_AT_ONCE = 2**20
@@ -18,29 +20,56 @@ _SHOWN_OF_A_FAILURE = 2000
 """Characters."""
 
 
+@dataclass(slots=True)
+class _FollowedFile:
+    """A file of output.
+
+    file: stays open, so that lines are seen also after somebody has deleted it.
+    seen: bytes of it that have been shown.
+    """
+
+    file: FileIO
+    prefix: str
+    seen: int
+
+    def read(self) -> bytes:
+        """Read what is new; nothing where the file cannot be read now."""
+        try:
+            return os.pread(self.file.fileno(), _READ_AT_ONCE, self.seen)
+        except OSError:
+            return b""
+
+
 class RankOutput:
     """Shows the lines that files of output grow by, each with the rank that wrote it before it."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show
-        self._files: dict[Path, tuple[str, int]] = {}
+        self._files: list[_FollowedFile] = []
 
     def follow(self, path: Path, *, prefix: str) -> None:
-        """Show a file from where it ends now."""
-        self._files[path] = (prefix, path.stat().st_size if path.exists() else 0)
+        """Make a file unless it is there, and show it from where it ends now.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = FileIO(path, "a+")
+        self._files.append(_FollowedFile(file, prefix, file.seek(0, os.SEEK_END)))
 
     def show_new(self, *, last: bool = False) -> None:
         """Show all whole lines that are new; with ``last`` what is left of a line too, and then no more."""
-        for path, (prefix, seen) in list(self._files.items()):
-            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-                file.seek(seen)
-                new = file.read(_READ_AT_ONCE)
-                whole = new if last else new[: new.rfind(b"\n") + 1]
-                for line in whole.decode(errors="replace").splitlines():
-                    self._show(f"{prefix}{line}")
-                self._files[path] = (prefix, seen + len(whole))
+        for followed in self._files:
+            new = followed.read()
+            whole = new if last else new[: new.rfind(b"\n") + 1]
+            for line in whole.decode(errors="replace").splitlines():
+                self._show(f"{followed.prefix}{line}")
+            followed.seen += len(whole)
         if last:
-            self._files.clear()
+            for followed in self._files:
+                with contextlib.suppress(OSError):
+                    followed.file.close()
+            self._files = []
 
 
 class RankProcesses:
@@ -83,7 +112,9 @@ class RankProcesses:
         self, program: str, flags: Sequence[str], *, variables: Mapping[str, str], output: Path
     ) -> tuple[int, str]:
         """Run a program to its end, as no rank of anything; its exit code, and the end of what it printed."""
-        output.unlink(missing_ok=True)
+        # Where it cannot be made, the program prints on this agent's output.
+        with contextlib.suppress(OSError):
+            output.unlink(missing_ok=True)
         process = await asyncio.to_thread(
             self._fork_server.start_rank, program=program, flags=flags, variables=variables, output=str(output)
         )
@@ -91,7 +122,13 @@ class RankProcesses:
         code = process.exitcode
         process.close()
         assert code is not None
-        return code, read_text(output)[-_SHOWN_OF_A_FAILURE:].strip() if code != 0 else ""
+        if code == 0:
+            return code, ""
+        try:
+            said = output.read_text(errors="replace")[-_SHOWN_OF_A_FAILURE:].strip()
+        except OSError:
+            said = ""
+        return code, said or "see what it printed above"
 
     def start(
         self, assignment: RankAssignment, *, program: str, flags: tuple[str, ...], files: Path, logs: Path
@@ -100,19 +137,22 @@ class RankProcesses:
 
         Args:
             files: folder for the assignment's file.
-            logs: folder for what the ranks print.
+            logs: folder for what the ranks print; where it takes nothing, they print on this agent's output.
+
+        Raises:
+            OSError: the assignment's file cannot be written.
         """
         assert not self.running, "end the ranks of the last epoch first"
         epoch = assignment.epoch
         ranks = next(each.ranks for each in epoch.nodes if each.node.name == assignment.node)
         path = files / f"assignment_{epoch.number:08d}.json"
         _write_private(path, to_json(assignment))
-        folder = logs / f"epoch_{epoch.number:08d}"
-        folder.mkdir(parents=True, exist_ok=True)
         self.epoch = epoch.number
         for local_rank, rank in enumerate(ranks):
-            output = folder / f"rank_{rank:05d}.log"
-            self._output.follow(output, prefix=f"[epoch {epoch.number} rank {rank}] ")
+            output = logs / f"epoch_{epoch.number:08d}" / f"rank_{rank:05d}.log"
+            # The event log says that logs cannot be written.
+            with contextlib.suppress(OSError):
+                self._output.follow(output, prefix=f"[epoch {epoch.number} rank {rank}] ")
             process = self._fork_server.start_rank(
                 program=program,
                 flags=flags,

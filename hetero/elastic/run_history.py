@@ -45,7 +45,18 @@ _PHASE_ENDS: tuple[EventKind, ...] = (
 """What is noted at the end of each of the phases."""
 
 _TOLD: frozenset[EventKind] = frozenset(
-    {"notice", "rank_failed", "bad_copy", "evicted", "etcd_away", "etcd_back", "waiting", "upload_failed", "straggler"}
+    {
+        "notice",
+        "rank_failed",
+        "bad_copy",
+        "evicted",
+        "etcd_away",
+        "etcd_back",
+        "waiting",
+        "upload_failed",
+        "straggler",
+        "events_lost",
+    }
 )
 """What is listed beside epochs and changes."""
 

@@ -4,6 +4,7 @@ Runs no torch operation while it is imported: the threads of one do not fork. It
 here a process becomes a rank, as under a launcher.
 """
 
+import contextlib
 import gc
 import os
 import runpy
@@ -24,6 +25,7 @@ for _number in STOP_SIGNALS:
     signal.signal(_number, signal.SIG_IGN)
 
 from hetero.distributed.environment import set_cuda_environment  # noqa: E402
+from hetero.distributed.process_output import ignore_output_errors  # noqa: E402
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # torch then counts devices without starting CUDA, which would not survive a fork.
@@ -54,12 +56,17 @@ gc.freeze()
 
 
 def run_rank(program: str, flags: Sequence[str], variables: Mapping[str, str], output: str, parent: int) -> None:
-    """Run ``program`` as a launcher would start it; everything it prints goes to the file ``output``."""
+    """Run ``program`` as a launcher would start it; everything it prints goes to the file ``output``.
+
+    What cannot be written there goes to the agent's own output.
+    """
     end_with_parent(parent)
-    with Path(output).open("ab") as file:
+    agents_output = os.dup(1)
+    with contextlib.suppress(OSError), Path(output).open("ab") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # the interpreter's own text streams
+    ignore_output_errors(fallback=agents_output)
     os.environ |= variables
     sys.argv = [program, *flags]
     # The other signals stay ignored: the agent tells its ranks when to end.

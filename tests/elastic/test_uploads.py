@@ -94,12 +94,17 @@ class TwoNodes:
         for name in NODES:
             write_placement(self.folder(name), epoch, CopyPlacement(units=tuple(units)))
             options = _options(name, self.folder(name), url, self._schedule)
-            self._logs[name] = EventLog(folder / f"{name}.jsonl", node=name)
+            self._logs[name] = EventLog(folder / f"{name}.jsonl", node=name, show=lambda line: None)
             self.uploads[name] = Uploads(
                 options, holder=holder, events=self._logs[name], show=self.shown.append, on_news=self._news
             )
         self.publisher = Publisher(
-            self.store, membership=self.membership, events=self._logs["a"], holder=holder, keep=2
+            self.store,
+            membership=self.membership,
+            events=self._logs["a"],
+            holder=holder,
+            keep=2,
+            show=self.shown.append,
         )
 
     def folder(self, name: str) -> Path:
