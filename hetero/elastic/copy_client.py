@@ -18,6 +18,9 @@ T = TypeVar("T")
 _SILENCE_S = 10.0
 """After which a node that does not answer is given up."""
 
+_NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
+"""OpenSSL's ``X509_V_FLAG_NO_CHECK_TIME``, for which the ssl module has no name."""
+
 _MAX_JSON_BYTES = 256 * 2**20
 _PREFIX_BYTES = 2**16
 """Of a file that come with the question how long it is: most headers."""
@@ -208,16 +211,17 @@ class PeerShardFile:
 
 
 def pinned_tls(certificate: Path) -> ssl.SSLContext:
-    """Trust the server that shows ``certificate``, and no other, whatever name it goes by.
+    """Trust the server that shows ``certificate``, and no other, whatever name it goes by and however old it is.
 
     Raises:
         CheckpointError: the file is missing or no PEM.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # The nodes of a job share one certificate, which is trusted for what it is and not for a name in it.
+    # The nodes of a job share one certificate, which is trusted for what it is and not for a name or a date in it: were
+    # a run to outlive it, no node could read what the others have.
     context.check_hostname = False
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
     try:
         context.load_verify_locations(certificate)
     except (OSError, ssl.SSLError) as error:

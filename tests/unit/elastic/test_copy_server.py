@@ -257,6 +257,11 @@ class TestTls:
     def test_the_certificate_of_the_job_is_trusted(self, tmp_path: Path, certificates: Path) -> None:
         assert self.inventory_over_tls(tmp_path, certificates, "ours.pem") == UNIT
 
+    def test_it_is_trusted_beyond_its_last_day(self, tmp_path: Path) -> None:
+        """A run that outlives it would lose all copies at the next loss of a node."""
+        make_certificates(tmp_path / "old", "ours", days=-1)
+        assert self.inventory_over_tls(tmp_path, tmp_path / "old", "ours.pem") == UNIT
+
     @pytest.mark.parametrize("trusted", ["theirs.pem", None])
     def test_no_other(self, tmp_path: Path, certificates: Path, trusted: str | None) -> None:
         with pytest.raises(CheckpointError, match="does not serve copies"):
