@@ -44,6 +44,10 @@ class ObjectStoreError(HeteroError, RuntimeError):
     """The object store of an elastic job does not answer, refuses a request, or is claimed by another leader."""
 
 
+class ObjectStoreRefusedError(ObjectStoreError):
+    """An object store refuses a request, and will until somebody changes credentials, policy, bucket or clock."""
+
+
 class DataError(HeteroError, RuntimeError):
     """A file of training data, or a process that reads it, was lost while training."""
 

@@ -320,8 +320,10 @@ class Leader:
     async def _ask_store(self, state: JobState) -> None:
         """See what the object store has; for long only if there is nothing else to go on from.
 
+        A job that begins has nothing to lose yet: a refusal ends it at once.
+
         Raises:
-            ObjectStoreError: it does not answer, and there is nothing else.
+            ObjectStoreError: it does not answer or refuses, and there is nothing else.
             ConfigError: it holds another run.
         """
         publisher = self._tools.publisher
@@ -329,7 +331,10 @@ class Leader:
             return
         nothing_else = state.epoch is None or self._restore(state) is None
         try:
-            await publisher.refresh(patience_s=self._tools.settings.missing_s if nothing_else else _STORE_PATIENCE_S)
+            await publisher.refresh(
+                patience_s=self._tools.settings.missing_s if nothing_else else _STORE_PATIENCE_S,
+                waits_for_fix=state.epoch is not None,
+            )
         except ObjectStoreError:
             if nothing_else:
                 raise

@@ -30,9 +30,9 @@ from hetero.checkpoint.folder import SUMS, UPLOADING, index_files, step_name, ve
 from hetero.checkpoint.manifest import Manifest, merge
 from hetero.checkpoint.state import CheckpointState
 from hetero.elastic.records import Copy, HeldStep, RestorePoint
-from hetero.elastic.store_connection import fix_of, open_store, without_secrets
+from hetero.elastic.store_connection import fix_of, is_refusal, open_store, without_secrets
 from hetero.elastic.stored_step import StoredStep, first_line, unit_stem
-from hetero.errors import CheckpointError, ConfigError, ObjectStoreError
+from hetero.errors import CheckpointError, ConfigError, ObjectStoreError, ObjectStoreRefusedError
 from hetero.serialization import STRICT, from_json, to_json
 from hetero.units import MIB
 
@@ -378,7 +378,8 @@ class ObjectStore:
                 "and fast enough?"
             ) from None
         except (BaseError, OSError, ValueError) as error:
-            raise ObjectStoreError(f"object store {self.url}: {key}: {first_line(error)}; {fix_of(error)}") from None
+            kind = ObjectStoreRefusedError if is_refusal(error) else ObjectStoreError
+            raise kind(f"object store {self.url}: {key}: {first_line(error)}; {fix_of(error)}") from None
 
 
 class _TakenError(Exception):

@@ -6,7 +6,6 @@ said.
 
 import asyncio
 import functools
-import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
@@ -15,10 +14,13 @@ from hetero.elastic.membership import JobState, Membership
 from hetero.elastic.object_store import ObjectStore, StoredHistory
 from hetero.elastic.records import Epoch, HeldStep, NodeReport, RestorePoint
 from hetero.elastic.recovery import OBJECT_STORE, BadCopy, last_steps
-from hetero.errors import CheckpointError, ConfigError, MembershipStoreError, ObjectStoreError
+from hetero.errors import CheckpointError, ConfigError, MembershipStoreError, ObjectStoreError, ObjectStoreRefusedError
 from hetero.spec.model import ModelSpec, differing_fields
 
 _RETRY_S = 2.0
+
+_SILENT_S = 5.0
+"""After which a store that has not answered is named: one request to a host that is away takes a minute."""
 
 
 def whole_upload(reports: Iterable[NodeReport], *, epoch: int) -> HeldStep | None:
@@ -55,18 +57,29 @@ class Publisher:
     Args:
         holder: under which this job claims epochs, the same for each of its leaders.
         keep: how many published steps stay.
+        show: prints a line for people.
 
     Attributes:
         history: what is in the store as far as it is known, empty at first.
     """
 
-    def __init__(self, store: ObjectStore, *, membership: Membership, events: EventLog, holder: str, keep: int) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        membership: Membership,
+        events: EventLog,
+        holder: str,
+        keep: int,
+        show: Callable[[str], None],
+    ) -> None:
         self.history = StoredHistory()
         self._store = store
         self._membership = membership
         self._events = events
         self._holder = holder
         self._keep = keep
+        self._show = show
         self._epoch = 0
         self._task: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
@@ -78,28 +91,46 @@ class Publisher:
         """Of those that were published, be they whole or not; 0 for none."""
         return max([*(held.step for held in self.history.steps), *self.history.damaged], default=0)
 
-    async def refresh(self, *, patience_s: float) -> None:
-        """Ask the store what it has, again and again for ``patience_s`` seconds.
+    async def refresh(self, *, patience_s: float, waits_for_fix: bool = True) -> None:
+        """Ask the store what it has, again and again for ``patience_s`` seconds; what it answers is said at once.
+
+        Args:
+            waits_for_fix: a refusal is asked again, too: somebody may correct a policy meanwhile.
 
         Raises:
-            ObjectStoreError: it has not answered.
+            ObjectStoreError: it has not answered, or refused; with what it said last.
             ConfigError: what is there is not of this version.
         """
-        deadline = time.monotonic() + patience_s
-        while True:
-            try:
-                async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
-                    self.history = await self._store.history()
-                return
-            except TimeoutError:
-                raise ObjectStoreError(
-                    f"object store {self._store.url}: no answer within {patience_s:g} s; is it reachable from here?"
-                ) from None
-            except ObjectStoreError as error:
-                self._tell(error)
-                if time.monotonic() + _RETRY_S > deadline:
-                    raise
-                await asyncio.sleep(_RETRY_S)
+        last: ObjectStoreError | None = None
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + patience_s
+        silent = f"object store {self._store.url}: no answer"
+        saying = loop.call_later(_SILENT_S, self._say, silent, patience_s)
+        try:
+            async with asyncio.timeout_at(deadline):
+                while True:
+                    try:
+                        self.history = await self._store.history()
+                        self._told = None
+                        return
+                    except ObjectStoreError as error:
+                        saying.cancel()
+                        self._tell(error)
+                        is_final = isinstance(error, ObjectStoreRefusedError) and not waits_for_fix
+                        if is_final or loop.time() + _RETRY_S > deadline:
+                            raise
+                        if last is None:
+                            self._say(str(error), patience_s)
+                        last = error
+                        await asyncio.sleep(_RETRY_S)
+        except TimeoutError:
+            problem = f"{silent} within {patience_s:g} s; is it reachable from here?"
+            raise (last or ObjectStoreError(problem)) from None
+        finally:
+            saying.cancel()
+
+    def _say(self, problem: str, patience_s: float) -> None:
+        self._show(f"hetero: {problem}; it is asked again for {patience_s:g} s (--wait-for-nodes)")
 
     async def check_model(self, model: ModelSpec) -> None:
         """Check that the run in the store trains ``model``.

@@ -32,7 +32,11 @@ _VARIABLES = {
 }
 
 _BUSY = "it is down or asked too much: upload less often (--upload-every), or look after the store"
-_FIXES = (
+_REFUSALS = (
+    (
+        r"//169\.254\.169\.254/|//metadata\.google\.internal/",
+        "no credentials are in the environment, and the host's own metadata server gives none: set those of the store",
+    ),
     (r"NotSupportedError", "the store lacks what is asked of it, such as If-None-Match: take one that has it"),
     (r"ExpiredToken|TokenRefreshRequired", "start the agents with a new token, or with credentials that do not expire"),
     (r"RequestTimeTooSkewed", "set the clock of this node"),
@@ -42,6 +46,22 @@ _FIXES = (
         r"PermissionDeniedError|403 Forbidden",
         "these credentials may not do that: correct them, or the policy of the store",
     ),
+    (r"NoSuchBucket", "check URL, bucket, endpoint and region"),
+    (
+        r"InvalidCertificate\(\s*Expired",
+        "the certificate of the endpoint has expired: have it renewed, or set the clock of this node",
+    ),
+    (
+        r"InvalidCertificate\(",
+        "the certificate of the endpoint is not trusted here: set SSL_CERT_FILE to the PEM file of the authority that "
+        "has signed it",
+    ),
+)
+"""Patterns of an error's class and text, the narrow ones first: a listing's class is the same whatever it says. These
+last until somebody does what stands after them."""
+
+_FIXES = (
+    *_REFUSALS,
     (
         r"LocalFileSystem error: Unable to rename file: (Operation not (permitted|supported)|Function not implemented)",
         "a put that may only create makes a hard link, which the file system of this folder refuses: name a folder on "
@@ -49,7 +69,6 @@ _FIXES = (
     ),
     (r"429 Too Many Requests|503 Service Unavailable", _BUSY),
 )
-"""Patterns of an error's class and text, the narrow ones first: a listing's class is the same whatever it says."""
 
 _ELSE = "check URL, bucket, endpoint, region and network"
 _SECRET = re.compile(r"(?<=//)[^/@]*@")
@@ -96,5 +115,14 @@ def open_store(url: str) -> Any:
 
 def fix_of(error: Exception) -> str:
     """What to do about an error of obstore, as the end of a message."""
-    text = f"{type(error).__name__}: {first_line(error)}"
-    return next((fix for pattern, fix in _FIXES if re.search(pattern, text)), _ELSE)
+    return next((fix for pattern, fix in _FIXES if re.search(pattern, _text_of(error))), _ELSE)
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether an error of obstore stays until somebody changes something; another request cannot do better."""
+    return fix_of(error) in {fix for _, fix in _REFUSALS}
+
+
+def _text_of(error: Exception) -> str:
+    """Class and text, with the causes that obstore shows last: why a connection failed stands nowhere else."""
+    return f"{type(error).__name__}: {error}"

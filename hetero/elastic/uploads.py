@@ -90,6 +90,7 @@ class Uploads:
             events=self._events,
             holder=self._holder,
             keep=self._options.keep_uploads,
+            show=self._show,
         )
 
     async def begin(self, epoch: Epoch, *, stored: RestorePoint | None) -> UploadSchedule:

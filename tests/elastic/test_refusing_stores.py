@@ -4,18 +4,25 @@ import asyncio
 import contextlib
 import datetime
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from obstore.exceptions import GenericError
 
+from hetero.elastic import publishing
+from hetero.elastic.copy_server import server_tls
 from hetero.elastic.object_store import ObjectStore
-from hetero.elastic.store_connection import RETRIES
-from hetero.errors import CheckpointError, ObjectStoreError
+from hetero.elastic.publishing import Publisher
+from hetero.elastic.store_connection import RETRIES, fix_of
+from hetero.errors import CheckpointError, ObjectStoreError, ObjectStoreRefusedError
 from tests.elastic.test_agent import CLUSTER
 from tests.elastic.test_object_store import LINEAGE, run, upload_all
+from tests.helpers.certificates import make_certificates
 from tests.helpers.elastic_cluster import ElasticCluster
 from tests.helpers.etcd import EtcdServer
 
@@ -24,11 +31,21 @@ pytestmark = [pytest.mark.dist, pytest.mark.timeout(180)]
 KEY_ID, SECRET = "a-key-id", "the-secret-of-this-test"
 
 
-class Refusing:
-    """An S3 that answers every request alike, as long as ``answers`` says; and then that all is well."""
+_NO_OBJECTS = (
+    b"<ListBucketResult><Name>bucket</Name><KeyCount>0</KeyCount><IsTruncated>false</IsTruncated></ListBucketResult>"
+)
 
-    def __init__(self) -> None:
+
+class Refusing:
+    """An S3 that answers every request alike, as long as ``answers`` says; and then that all is well, with ``empty``.
+
+    Args:
+        certificate: what its PEM file and that of the key are called, without suffixes; without it is no TLS.
+    """
+
+    def __init__(self, certificate: Path | None = None) -> None:
         self.answers: list[tuple[int, str]] = []
+        self.empty = b""
         self.asked = 0
         refusing = self
 
@@ -39,7 +56,9 @@ class Refusing:
                 self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 refusing.asked += 1
                 status, code = refusing.answers.pop(0) if refusing.answers else (200, "")
-                body = f"<Error><Code>{code}</Code><Message>it says</Message></Error>".encode() if code else b""
+                body = (
+                    f"<Error><Code>{code}</Code><Message>it says</Message></Error>".encode() if code else refusing.empty
+                )
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.send_header("ETag", '"tag"')
@@ -51,10 +70,17 @@ class Refusing:
             def log_message(self, *_: object) -> None:
                 """Tests look at what clients say."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Server(ThreadingHTTPServer):
+            def handle_error(self, *_: object) -> None:
+                """Of clients that end the handshake."""
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        if certificate is not None:
+            tls = server_tls(certificate.with_suffix(".pem"), certificate.with_suffix(".key"))
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
         self._thread = threading.Thread(target=self._server.serve_forever)
         self._thread.start()
-        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
+        self.endpoint = f"{'http' if certificate is None else 'https'}://127.0.0.1:{self._server.server_port}"
 
     def close(self) -> None:
         self._server.shutdown()
@@ -110,6 +136,29 @@ def test_an_error_of_s3_names_url_key_and_fix_and_no_secret(
     assert SECRET not in str(of_rank.value)
 
 
+@pytest.mark.parametrize(
+    ("days", "fix"),
+    [
+        (-1, "the certificate of the endpoint has expired: have it renewed, or set the clock of this node"),
+        (1, "the certificate of the endpoint is not trusted here: set SSL_CERT_FILE to the PEM file of the authority"),
+    ],
+)
+def test_a_certificate_that_is_not_taken_is_named(
+    refusing: Refusing, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, days: int, fix: str
+) -> None:
+    make_certificates(tmp_path / "tls", "store", days=days)
+    with contextlib.closing(Refusing(tmp_path / "tls/store")) as over_tls:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", over_tls.endpoint)
+        with pytest.raises(ObjectStoreRefusedError, match=fix):
+            run(ObjectStore("s3://bucket/run").history())
+
+
+def test_no_credentials_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As obstore says it where nothing in the environment names any."""
+    url = "http://169.254.169.254/latest/api/token"
+    assert "no credentials are in the environment" in fix_of(GenericError(f"Error performing PUT {url}: 403 Forbidden"))
+
+
 def test_a_store_that_is_asked_too_much_is_asked_again(refusing: Refusing) -> None:
     # The claim is put, and cannot be put again.
     refusing.answers = [*[(503, "SlowDown")] * 3, (200, ""), (412, "PreconditionFailed")]
@@ -117,35 +166,112 @@ def test_a_store_that_is_asked_too_much_is_asked_again(refusing: Refusing) -> No
     assert refusing.asked == 5
 
 
+def publisher(shown: list[str], events: list[str]) -> Publisher:
+    return Publisher(
+        ObjectStore("s3://bucket/run"),
+        membership=SimpleNamespace(),  # type: ignore[arg-type]
+        events=SimpleNamespace(note=lambda kind, *, epoch, detail: events.append(detail)),  # type: ignore[arg-type]
+        holder="me",
+        keep=2,
+        show=shown.append,
+    )
+
+
+@pytest.mark.parametrize("answer", [(403, "AccessDenied"), (400, "ExpiredToken"), (404, "NoSuchBucket")])
+def test_a_refusal_ends_a_job_that_begins(refusing: Refusing, answer: tuple[int, str]) -> None:
+    shown: list[str] = []
+    events: list[str] = []
+    refusing.answers = [answer] * 100
+    with pytest.raises(ObjectStoreRefusedError, match=answer[1]):
+        run(publisher(shown, events).refresh(patience_s=60.0, waits_for_fix=False))
+    assert refusing.asked == 1
+    assert [answer[1] in event for event in events] == [True]
+    assert not shown, "the end of the job says it"
+
+
+@pytest.mark.parametrize(
+    ("answers", "waits_for_fix"),
+    [
+        # Somebody corrects the policy, and the copies of all nodes are lost; or the store is busy when a job begins.
+        ([(403, "AccessDenied")], True),
+        ([(503, "SlowDown")] * 5, False),
+    ],
+)
+def test_what_may_pass_is_said_at_once_and_asked_again(
+    refusing: Refusing, monkeypatch: pytest.MonkeyPatch, answers: list[tuple[int, str]], waits_for_fix: bool
+) -> None:
+    shown: list[str] = []
+    events: list[str] = []
+    monkeypatch.setattr(publishing, "_RETRY_S", 0.01)
+    refusing.answers = list(answers)
+    refusing.empty = _NO_OBJECTS
+    run(publisher(shown, events).refresh(patience_s=60.0, waits_for_fix=waits_for_fix))
+    (said,) = shown
+    assert re.fullmatch(
+        rf"hetero: object store s3://bucket/run: .*{answers[0][1]}.*; it is asked again for 60 s \(--wait-for-nodes\)",
+        said,
+    )
+    assert len(events) == 1
+
+
+def test_the_end_says_what_the_store_has_said(refusing: Refusing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "_RETRY_S", 0.05)
+    refusing.answers = [(403, "AccessDenied")] * 1000
+    with pytest.raises(ObjectStoreRefusedError, match=r"AccessDenied.*these credentials may not do that"):
+        run(publisher([], []).refresh(patience_s=0.5))
+    assert refusing.asked > 1
+
+
+def test_a_store_that_stays_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes connections and never answers."""
+    monkeypatch.setattr(publishing, "_SILENT_S", 0.05)
+    shown: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+        with pytest.raises(ObjectStoreError, match=r"no answer within 0\.5 s"):
+            run(publisher(shown, []).refresh(patience_s=0.5))
+    assert shown == ["hetero: object store s3://bucket/run: no answer; it is asked again for 0.5 s (--wait-for-nodes)"]
+
+
 @pytest.mark.slow
 @pytest.mark.rotates(every=2, turn=0)
 def test_an_agent_ends_before_its_ranks_begin(
-    etcd: EtcdServer, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    refusing: Refusing, etcd: EtcdServer, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At a store that has a run of another model, and at one that does not answer: two jobs beside one another."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    """At a store that has a run of another model, at one that does not answer, and at one that refuses: three jobs."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
     words = ["tests/helpers/fake_program.py", "--hetero-cluster", str(tmp_path / "cluster.yaml")]
-    other = f"file://{tmp_path}/store"
+    other, away, denied = f"file://{tmp_path}/store", "s3://away/run", "s3://denied/run"
     asyncio.run(_fill(ObjectStore(other), tmp_path))
+    refusing.answers = [(403, "AccessDenied")] * 1000
+    endpoints = {away: "http://127.0.0.1:9", denied: refusing.endpoint}
     expected = {
-        other: "it holds a run of another model: .*; give this job an --object-store of its own",
-        "s3://bucket/run": ".*127.0.0.1:9.*; check URL, bucket|no answer within 8 s; is it reachable from here",
+        other: ["it holds a run of another model: .*; give this job an --object-store of its own"],
+        away: [
+            r"(.*127.0.0.1:9.*; check URL, bucket.*|no answer); it is asked again for 8 s \(--wait-for-nodes\)",
+            ".*127.0.0.1:9.*; check URL, bucket|no answer within 8 s; is it reachable from here",
+        ],
+        # At once: within the patience of this test.
+        denied: [".*AccessDenied.*; these credentials may not do that"],
     }
     with contextlib.ExitStack() as ended:
         jobs: list[ElasticCluster] = []
         for i, url in enumerate(expected):
             (folder := tmp_path / str(i)).mkdir()
-            options = {"object-store": url, "wait-for-nodes": 8}
+            monkeypatch.setenv("AWS_ENDPOINT_URL", endpoints.get(url, ""))
+            options = {"object-store": url, "wait-for-nodes": 1000 if url == denied else 8}
             nodes = ElasticCluster(folder, etcd, f"{job}-{i}", types={"a": "box"}, words=words, options=options)
             jobs.append(ended.enter_context(nodes))
             nodes.start()
-        for nodes, (url, problem) in zip(jobs, expected.items(), strict=True):
+        for nodes, (url, problems) in zip(jobs, expected.items(), strict=True):
             assert nodes.wait_for_end() == {"a": 2}
-            (said,) = [line for line in nodes.output("a").splitlines() if line.startswith("hetero: object store")]
-            assert re.match(rf"hetero: object store {url}: ({problem})", said)
+            said = [line for line in nodes.output("a").splitlines() if line.startswith("hetero: object store")]
+            for line, problem in zip(said, problems, strict=True):
+                assert re.match(rf"hetero: object store {url}: ({problem})", line)
             assert SECRET not in nodes.output("a")
             assert not nodes.events("forked", "epoch_made")
 

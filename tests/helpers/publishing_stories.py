@@ -82,6 +82,7 @@ def leader(
             events=types.SimpleNamespace(note=lambda *_, **__: None),  # type: ignore[arg-type]
             holder="job",
             keep=1,
+            show=lambda line: None,
         )
 
     async def claim() -> None:
