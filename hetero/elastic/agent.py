@@ -354,8 +354,10 @@ class Agent:
             # While ranks of that epoch run they may be writing there.
             if copy.node == self._options.name and not self._ranks.running:
                 folder = self._options.folder
-                await asyncio.to_thread(remove_copy, folder, epoch=copy.epoch, step=copy.step, unit=copy.unit)
-                await asyncio.to_thread(self._membership.forget_bad_copy, each)
+                # One that cannot be deleted stays known as bad.
+                with contextlib.suppress(OSError):
+                    await asyncio.to_thread(remove_copy, folder, epoch=copy.epoch, step=copy.step, unit=copy.unit)
+                    await asyncio.to_thread(self._membership.forget_bad_copy, each)
 
     def _leave_at_signal(self, number: signal.Signals) -> None:
         if self._leaving is not None or number == signal.SIGINT:

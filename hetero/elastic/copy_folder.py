@@ -17,6 +17,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import ClassVar
 
@@ -65,10 +66,11 @@ def copy_path(slot: Path, unit: str) -> Path:
 
 
 def epochs_in(folder: Path) -> list[int]:
-    """The epochs that have a folder, ascending."""
-    if not folder.is_dir():
+    """The epochs that have a folder, ascending; none where the folder is gone, or cannot be read."""
+    try:
+        matches = [_EPOCH.fullmatch(path.name) for path in folder.iterdir() if path.is_dir()]
+    except OSError:
         return []
-    matches = (_EPOCH.fullmatch(path.name) for path in folder.iterdir() if path.is_dir())
     return sorted(int(match[1]) for match in matches if match)
 
 
@@ -194,7 +196,12 @@ def claimed_folder(folder: Path, *, job: str) -> Iterator[None]:
         folder.chmod(0o700)
     if folder.stat().st_mode & 0o077:
         raise ConfigError(f"{folder}: its file system lets others read what is in it (mode 0700 is refused); {fix}")
-    with os.fdopen(os.open(marker, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+") as file:
+    with contextlib.ExitStack() as opened:
+        try:
+            number = os.open(marker, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            file = opened.enter_context(FileIO(number, "r+"))
+        except OSError as error:
+            raise ConfigError(f"{marker}: cannot be written: {error.strerror}; {fix}, or make room there") from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -203,13 +210,15 @@ def claimed_folder(folder: Path, *, job: str) -> Iterator[None]:
             raise ConfigError(
                 f"{folder}: it cannot be locked: {error.strerror}; {fix}, on a local file system such as /dev/shm"
             ) from None
-        if file.read() != (owner := to_json(_Owner(job=job))):
-            for epoch in epochs_in(folder):
-                shutil.rmtree(epoch_folder(folder, epoch))
-            file.seek(0)
-            file.truncate()
-            file.write(owner)
-            file.flush()
+        try:
+            if file.read() != (owner := to_json(_Owner(job=job)).encode()):
+                for epoch in epochs_in(folder):
+                    shutil.rmtree(epoch_folder(folder, epoch))
+                file.seek(0)
+                file.truncate()
+                file.write(owner)
+        except OSError as error:
+            raise ConfigError(f"{folder}: cannot be taken over: {error.strerror}; {fix}, or make room there") from None
         yield
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from hetero.elastic.fork_server import ForkServer
 from hetero.elastic.records import ASSIGNMENT_VARIABLE, Epoch, RankAssignment
-from hetero.serialization import to_json
+from hetero.errors import ConfigError
+from hetero.serialization import read_bytes, to_json
 
 _SHOW_EVERY_S = 0.1
 _READ_AT_ONCE = 2**20
@@ -125,8 +126,8 @@ class RankProcesses:
         if code == 0:
             return code, ""
         try:
-            said = output.read_text(errors="replace")[-_SHOWN_OF_A_FAILURE:].strip()
-        except OSError:
+            said = read_bytes(output).decode(errors="replace")[-_SHOWN_OF_A_FAILURE:].strip()
+        except ConfigError:
             said = ""
         return code, said or "see what it printed above"
 

@@ -33,9 +33,9 @@ class RankReports(asyncio.DatagramProtocol):
         Raises:
             ConfigError: there can be no socket.
         """
-        path.unlink(missing_ok=True)
         loop = asyncio.get_running_loop()
         try:
+            path.unlink(missing_ok=True)
             # 1 is AF_UNIX; asyncio binds the path itself.
             self._transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=str(path), family=1)
             path.chmod(0o600)

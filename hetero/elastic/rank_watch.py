@@ -1,6 +1,7 @@
 """Watches the ranks of a node through an epoch: what they report, how they end, and what that means for the epoch."""
 
 import asyncio
+import contextlib
 import dataclasses
 import signal
 import time
@@ -83,7 +84,9 @@ class RankWatch:
     def close(self) -> None:
         """Take no more."""
         self._reports.close()
-        self._options.reports_socket.unlink(missing_ok=True)
+        # The folder of copies may have become read-only.
+        with contextlib.suppress(OSError):
+            self._options.reports_socket.unlink(missing_ok=True)
 
     @property
     def reports(self) -> tuple[RankReport, ...]:

@@ -104,7 +104,7 @@ class Uploads:
         """
         await self.end()
         for number in epochs_in(self._folder):
-            await asyncio.to_thread(release, self._folder, number)
+            await self._release(number)
         self.uploaded = None
         ranks = next(each.ranks for each in epoch.nodes if each.node.name == self._options.name)
         self._task = asyncio.create_task(self._upload_all(epoch.number, ranks))
@@ -139,7 +139,18 @@ class Uploads:
                 self._on_news()
             except (ObjectStoreError, CheckpointError, ConfigError, OSError) as error:
                 self._tell(epoch, step, str(error))
+            if not await self._release(epoch):
+                # The same step would be found again.
+                return
+
+    async def _release(self, epoch: int) -> bool:
+        """Let go of what is held of an epoch; whether the file system, which may be read-only, let that happen."""
+        try:
             await asyncio.to_thread(release, self._folder, epoch)
+        except OSError as error:
+            self._tell(epoch, 0, str(error))
+            return False
+        return True
 
     async def _wait_for_claim(self, epoch: int) -> None:
         """Wait until the leader has claimed ``epoch``: before that its names may be another run's.

@@ -1,12 +1,19 @@
 """Agents of real processes, with a program that trains nothing: what they do when ranks and nodes come and go."""
 
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from hetero.elastic.events import read_events
 from tests.helpers.elastic_cluster import ElasticCluster
 from tests.helpers.etcd import EtcdServer
 
@@ -152,6 +159,97 @@ def test_an_agent_without_room_for_its_ranks_files_serves_on(
         assert nodes.wait_for_end() == {"a": 0}
         assert any("cannot be started" in event.detail for event in nodes.events("rank_failed"))
         assert nodes.events("epoch_made")[-1].step == 4
+
+
+class FullDisk:
+    """A file system at ``folder`` that has no room for a while; it needs root, who may mount."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], check=True, timeout=20)
+
+    def refuse(self) -> None:
+        for log in self._folder.glob("*.events.jsonl"):
+            # Else what fits into the last page of a file is still taken, which is some twenty events.
+            event = read_events(log)[-1]
+            size = len(json.dumps(dataclasses.asdict(dataclasses.replace(event, detail="")))) + 1
+            padding = "x" * ((-log.stat().st_size - size) % 4096)
+            with log.open("ab") as file:
+                file.write(json.dumps(dataclasses.asdict(dataclasses.replace(event, detail=padding))).encode() + b"\n")
+        with contextlib.suppress(OSError), (self._folder / "filler").open("wb", buffering=0) as file:
+            # A write that does not fit is cut short first.
+            while file.write(b"x" * 1000):
+                pass
+
+    def take(self) -> None:
+        (self._folder / "filler").unlink()
+
+    def close(self) -> None:
+        subprocess.run(["umount", "--lazy", str(self._folder)], check=True, timeout=20)
+
+
+class DeletedFolder:
+    """A folder that somebody deletes; for a while there can be none of its name."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def refuse(self) -> None:
+        shutil.rmtree(self._folder)
+        self._folder.touch()
+
+    def take(self) -> None:
+        self._folder.unlink()
+
+    def close(self) -> None:
+        """Nothing is left to do."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            FullDisk,
+            marks=[
+                pytest.mark.rotates(every=2, turn=0),
+                pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount"),
+            ],
+        ),
+        pytest.param(DeletedFolder, marks=pytest.mark.rotates(every=2, turn=1)),
+    ],
+)
+def test_a_loss_while_nothing_can_be_logged(
+    cluster: Callable[..., ElasticCluster], tmp_path: Path, kind: type[FullDisk | DeletedFolder]
+) -> None:
+    """Agents and ranks go on, lines of ranks go to their agents' output, and logs are whole lines afterwards."""
+    (logs := tmp_path / "logs").mkdir()
+    with (
+        contextlib.closing(kind(logs)) as disk,
+        cluster(2, "--steps", 100000, logs=logs, **{"min-nodes": 1}) as nodes,
+    ):
+        # The own output of one agent is there, too.
+        (tmp_path / "a.out").symlink_to(logs / "a.out")
+        nodes.start()
+        epoch = nodes.wait_for_commit(3).epoch
+        disk.refuse()
+        nodes.kill_rank(1)
+        assert epoch is not None
+        epoch = nodes.wait_for_commit(epoch.start.step + 10, epoch=2).epoch
+        assert epoch is not None
+        assert [each.node.name for each in epoch.nodes] == ["a", "b"]
+        nodes.wait_for_output("b", r"^hetero: \S+/b\.events\.jsonl: .*: events are not logged")
+        nodes.wait_for_output("b", r"^rank \d of 2 goes on from step [1-9]")
+        disk.take()
+        nodes.leave("b")
+        assert nodes.wait_for_end_of("b") == 0
+        assert "events are logged again" in nodes.output("b")
+        assert "events_lost" in [event.kind for event in read_events(logs / "b.events.jsonl")]
+        nodes.leave("a")
+        nodes.wait_for_end_of("a")
+        events = read_events(logs / "a.events.jsonl")
+        assert "events_lost" in [event.kind for event in events]
+        assert events[-1].kind == "finished"
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from hetero.elastic.store_connection import RETRIES, fix_of
 from hetero.errors import CheckpointError, ObjectStoreError, ObjectStoreRefusedError
 from tests.elastic.test_agent import CLUSTER
 from tests.elastic.test_object_store import LINEAGE, run, upload_all
-from tests.helpers.certificates import make_certificates
+from tests.helpers.certificates import make_certificates, make_expired_certificate
 from tests.helpers.elastic_cluster import ElasticCluster
 from tests.helpers.etcd import EtcdServer
 
@@ -137,16 +137,21 @@ def test_an_error_of_s3_names_url_key_and_fix_and_no_secret(
 
 
 @pytest.mark.parametrize(
-    ("days", "fix"),
+    ("has_expired", "fix"),
     [
-        (-1, "the certificate of the endpoint has expired: have it renewed, or set the clock of this node"),
-        (1, "the certificate of the endpoint is not trusted here: set SSL_CERT_FILE to the PEM file of the authority"),
+        (True, "the certificate of the endpoint has expired: have it renewed, or set the clock of this node"),
+        (
+            False,
+            "the certificate of the endpoint is not trusted here: set SSL_CERT_FILE to the PEM file of the authority",
+        ),
     ],
 )
 def test_a_certificate_that_is_not_taken_is_named(
-    refusing: Refusing, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, days: int, fix: str
+    refusing: Refusing, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_expired: bool, fix: str
 ) -> None:
-    make_certificates(tmp_path / "tls", "store", days=days)
+    make_certificates(tmp_path / "tls", "store")
+    if has_expired:
+        make_expired_certificate(tmp_path / "tls", "store")
     with contextlib.closing(Refusing(tmp_path / "tls/store")) as over_tls:
         monkeypatch.setenv("AWS_ENDPOINT_URL", over_tls.endpoint)
         with pytest.raises(ObjectStoreRefusedError, match=fix):

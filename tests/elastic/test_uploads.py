@@ -516,6 +516,26 @@ def test_a_rank_that_cannot_hold_its_part(tmp_path: Path, url: str, monkeypatch:
     run(story())
 
 
+def test_a_folder_of_copies_that_is_read_only_ends_no_agent(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is uploaded cannot be let go: it is said, and not uploaded again and again; the next epoch begins."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    async def story() -> None:
+        async with two_nodes(tmp_path, url) as nodes:
+            monkeypatch.setattr("hetero.elastic.uploads.release", refuse)
+            assert nodes.commit(100)
+            await nodes.until(lambda: len(nodes.events("upload_failed")) == 2)
+            assert all("Read-only file system" in detail for *_, detail in nodes.events("upload_failed"))
+            assert len(nodes.events("uploaded")) == 2
+            await nodes.begin()
+
+    run(story())
+
+
 def test_what_an_earlier_epoch_held_is_let_go(tmp_path: Path, url: str) -> None:
     async def story() -> None:
         nodes = TwoNodes(tmp_path, url)

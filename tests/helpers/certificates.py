@@ -4,27 +4,30 @@ import subprocess
 from pathlib import Path
 
 
-def make_certificates(folder: Path, *names: str, days: int = 1) -> None:
-    """Make ``NAME.pem`` and ``NAME.key`` in a new folder; with negative ``days`` they have expired."""
+def make_certificates(folder: Path, *names: str) -> None:
+    """Make ``NAME.pem`` and ``NAME.key`` in a new folder."""
     folder.mkdir()
-    (folder / "extensions").write_text("subjectAltName=IP:127.0.0.1\nbasicConstraints=critical,CA:TRUE\n")
     for name in names:
-        key, request = folder / f"{name}.key", folder / f"{name}.csr"
-        _openssl(
-            "req -new -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes",
-            keyout=key,
-            out=request,
-            subj=f"/CN={name}",
-        )
-        _openssl(
-            f"x509 -req -days {days}",
-            signkey=key,
-            extfile=folder / "extensions",
-            out=folder / f"{name}.pem",
-            **{"in": request},
-        )
+        command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1"
+        subject = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"]
+        files = ["-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.pem")]
+        subprocess.run([*command.split(), *subject, *files], check=True, capture_output=True)
 
 
-def _openssl(words: str, **options: object) -> None:
-    given = [word for name, value in options.items() for word in (f"-{name}", str(value))]
-    subprocess.run(["openssl", *words.split(), *given], check=True, capture_output=True)
+def make_expired_certificate(folder: Path, name: str) -> None:
+    """Make ``NAME.pem`` and ``NAME.key`` in a folder; the certificate was valid for a day long ago."""
+    key, request, certificate = (str(folder / f"{name}.{kind}") for kind in ("key", "csr", "pem"))
+    (folder / "index").touch()
+    settings = folder / "ca.cnf"
+    settings.write_text(
+        f"[ca]\ndefault_ca=own\n[own]\ndatabase={folder / 'index'}\nnew_certs_dir={folder}\nrand_serial=yes\n"
+        "default_md=sha256\npolicy=any\nx509_extensions=names\n[any]\ncommonName=supplied\n"
+        "[names]\nsubjectAltName=IP:127.0.0.1\n"
+    )
+    for words in (
+        f"req -new -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN={name} -keyout {key} "
+        f"-out {request}",
+        f"ca -selfsign -batch -config {settings} -keyfile {key} -in {request} -out {certificate} -notext "
+        "-startdate 20200101000000Z -enddate 20200102000000Z",
+    ):
+        subprocess.run(["openssl", *words.split()], check=True, capture_output=True)

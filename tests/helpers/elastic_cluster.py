@@ -268,6 +268,13 @@ class ElasticCluster:
         path = self._folder / f"{name}.out"
         return read_log(path) if path.exists() else ""
 
+    def wait_for_output(self, name: str, pattern: str, *, seconds: float = PATIENCE_S) -> None:
+        """Wait until an agent has printed a line that matches."""
+        deadline = time.monotonic() + seconds
+        while not re.search(pattern, self.output(name), re.MULTILINE):
+            assert time.monotonic() < deadline, f"{name} never printed {pattern}\n{self.told()}"
+            time.sleep(0.02)
+
     def told(self) -> str:
         """The end of what all have said, for a failed test."""
         said = "".join(f"--- {name}\n{self.output(name)[-3000:]}\n" for name in self._types)

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import fcntl
 import os
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,30 @@ class TestClaim:
         (tmp_path / "file").touch()
         with pytest.raises(ConfigError, match="cannot hold copies"), claimed_folder(tmp_path / "file" / "x", job="one"):
             pass
+
+    def test_no_room_is_one_clear_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As where another job has left a full /dev/shm."""
+
+        def full(*_: object) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr("hetero.elastic.copy_folder.FileIO", type("Full", (FileIO,), {"write": full}))
+        message = "cannot be taken over: No space left on device; name another folder, or make room there"
+        with pytest.raises(ConfigError, match=message), claimed_folder(tmp_path, job="one"):
+            pass
+
+
+def test_a_folder_that_vanishes_has_no_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a login manager clears shared memory; what earlier epochs have left is then gone, too."""
+    fill(tmp_path, epoch=3)
+
+    def iterdir(self: Path) -> list[Path]:
+        raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), str(self))
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    assert epochs_in(tmp_path) == []
+    remove_epochs_before(tmp_path, 4)
+    assert inventory(tmp_path, node="a").steps == ()
 
 
 def test_what_is_damaged_or_being_written_is_no_copy(tmp_path: Path) -> None:

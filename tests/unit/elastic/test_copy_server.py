@@ -15,7 +15,7 @@ from hetero.elastic.copy_folder import shard_path, slot_folder, write_copy, writ
 from hetero.elastic.copy_server import CopyServer, server_tls
 from hetero.elastic.records import Copy, CopyPlacement, HeldStep, NodeInfo, Unit
 from hetero.errors import CheckpointError, ConfigError
-from tests.helpers.certificates import make_certificates
+from tests.helpers.certificates import make_certificates, make_expired_certificate
 from tests.helpers.checkpoints import plan_of, state_of
 from tests.helpers.elastic import JOB, TOKEN, Nodes, nodes
 
@@ -259,7 +259,8 @@ class TestTls:
 
     def test_it_is_trusted_beyond_its_last_day(self, tmp_path: Path) -> None:
         """A run that outlives it would lose all copies at the next loss of a node."""
-        make_certificates(tmp_path / "old", "ours", days=-1)
+        (tmp_path / "old").mkdir()
+        make_expired_certificate(tmp_path / "old", "ours")
         assert self.inventory_over_tls(tmp_path, tmp_path / "old", "ours.pem") == UNIT
 
     @pytest.mark.parametrize("trusted", ["theirs.pem", None])
