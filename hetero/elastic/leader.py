@@ -4,6 +4,7 @@ A move may take a while (inventories, a plan, a transaction), during which the a
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import math
 import time
@@ -343,7 +344,10 @@ class Leader:
 
     def _held_blocks(self, restore: Restore) -> dict[str, list[str]]:
         """By node, what it has of a step; nothing where this node does not know the units of that epoch."""
-        placement = read_placement(self._tools.folder, restore.start.epoch)
+        placement = None
+        # A damaged list says nothing, as in this node's inventory.
+        with contextlib.suppress(CheckpointError):
+            placement = read_placement(self._tools.folder, restore.start.epoch)
         held: dict[str, list[str]] = {}
         for unit in () if placement is None else placement.units:
             for node in restore.sources.get(unit.name, ()):

@@ -3,10 +3,12 @@
 A figure is called as in TensorBoard, by what it is and, behind a slash, of what: ``mfu/A100-80``.
 """
 
+import contextlib
 import dataclasses
 import os
 import re
 import socket
+import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -20,6 +22,7 @@ from megatron.training.cli.logging_config import ScalarsConfig
 
 if TYPE_CHECKING:
     from prometheus_client import Gauge
+    from torch.utils.tensorboard import SummaryWriter
 
 Scalars = Mapping[str, float]
 """Figures by name."""
@@ -86,17 +89,37 @@ def settings_of(config: PretrainConfig) -> dict[str, Any]:
 
 
 class _TensorBoard:
-    def __init__(self, folder: Path, *, queue_size: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  (optional)
+    """Files of TensorBoard. One that cannot be written, as a disk is full, costs figures and not the run."""
 
-        self._writer = SummaryWriter(log_dir=str(folder), max_queue=queue_size)
+    def __init__(self, folder: Path, *, queue_size: int) -> None:
+        self._folder = folder
+        self._queue_size = queue_size
+        self._writer: SummaryWriter | None = None
+        self._has_complained = False
 
     def write(self, scalars: Scalars, step: int) -> None:
-        for name, value in scalars.items():
-            self._writer.add_scalar(name, value, step)
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  (optional)
+
+        try:
+            if self._writer is None:
+                self._writer = SummaryWriter(log_dir=str(self._folder), max_queue=self._queue_size)
+            for name, value in scalars.items():
+                self._writer.add_scalar(name, value, step)
+        except OSError as error:
+            # Its thread has ended with the error, perhaps a while ago; the next figures go to another file.
+            self.close()
+            if not self._has_complained:
+                self._has_complained = True
+                sys.stderr.write(
+                    f"hetero: --tensorboard-dir {self._folder}: {error.strerror or error}: figures are lost "
+                    "until it can be written again; training goes on\n"
+                )
 
     def close(self) -> None:
-        self._writer.close()
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with contextlib.suppress(OSError):
+                writer.close()
 
 
 class _WandB:
