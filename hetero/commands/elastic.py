@@ -23,7 +23,7 @@ from hetero.standard_output import answer
 if TYPE_CHECKING:
     from hetero.elastic.agent_options import AgentOptions
     from hetero.elastic.etcd import EtcdAddress
-    from hetero.elastic.membership import JobState
+    from hetero.elastic.job_store import JobState
     from hetero.elastic.stragglers import StragglerSettings
 
 DEFAULT_ETCD = "http://127.0.0.1:2379"
@@ -310,7 +310,7 @@ def _add_status(actions: Any) -> None:
 
 def _run_status(args: argparse.Namespace) -> int:
     require("elastic", asked_by="hetero elastic")
-    from hetero.elastic.membership import JobStore
+    from hetero.elastic.job_store import JobStore
 
     state = JobStore(etcd_address(args), args.job).read()
     if state.token is None:
@@ -383,7 +383,7 @@ def _add_leave(actions: Any) -> None:
 
 def _run_leave(args: argparse.Namespace) -> int:
     require("elastic", asked_by="hetero elastic")
-    from hetero.elastic.membership import JobStore
+    from hetero.elastic.job_store import JobStore
     from hetero.elastic.records import Notice
 
     store = JobStore(etcd_address(args), args.job)

@@ -16,7 +16,7 @@ from pathlib import Path
 from hetero.commands.elastic import copies_folder, etcd_command, job_settings, straggler_settings
 from hetero.distributed.helper_processes import end_with_parent
 from hetero.elastic.etcd import EtcdAddress, wait_until_it_answers
-from hetero.elastic.membership import JobStore
+from hetero.elastic.job_store import JobStore
 from hetero.errors import ConfigError, MembershipStoreError
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec

@@ -19,8 +19,9 @@ from hetero.elastic.copy_folder import claimed_folder, delete_folder, remove_cop
 from hetero.elastic.copy_server import CopyServer, server_tls
 from hetero.elastic.events import EventLog
 from hetero.elastic.fork_server import ForkServer
+from hetero.elastic.job_store import JobState
 from hetero.elastic.leader import Leader, LeaderTools
-from hetero.elastic.membership import JobState, Membership, settings_checksum
+from hetero.elastic.membership import Membership, settings_checksum
 from hetero.elastic.node_probe import ProbeAnswer, probe
 from hetero.elastic.notices import watch_metadata
 from hetero.elastic.planning_problem import PlanningProblem
@@ -335,10 +336,11 @@ class Agent:
         Raises:
             ConfigError: what is there now is another etcd, or an empty one.
         """
-        is_away = self._membership.away_since is not None
+        trouble = self._membership.trouble
+        is_away = trouble is not None
         if is_away != self._away:
             self._away = is_away
-            problem = self._membership.problem
+            problem = "" if trouble is None else trouble.problem
             self._events.note("etcd_away" if is_away else "etcd_back", epoch=self._ended, detail=problem)
             said = f"training goes on, but nothing can be changed: {problem}" if is_away else "etcd is back"
             self._show(f"hetero: {said}")

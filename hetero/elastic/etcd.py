@@ -55,10 +55,37 @@ class EtcdAddress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredValue:
-    """A value and the revision of the store at which it was written."""
+    """A value, as it was written, and the revision of the store at which it was."""
 
-    text: str
+    data: bytes
     revision: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredKeys:
+    """All keys with a prefix, without it, and the revision of the store at which they were read.
+
+    values: by key; bytes of a key that are no UTF-8 are written as escapes.
+    """
+
+    values: Mapping[str, StoredValue]
+    revision: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransactionResult:
+    """Whether the conditions of a transaction held, and the revision of the store after it."""
+
+    succeeded: bool
+    revision: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GrantedLease:
+    """A lease by its number, and for how many seconds etcd keeps it between two signs of life."""
+
+    number: int
+    seconds: int
 
 
 def put_request(key: str, value: str, *, lease: int | None = None) -> dict[str, Any]:
@@ -73,9 +100,10 @@ def delete_request(key: str, *, prefix: bool = False) -> dict[str, Any]:
     return {"request_delete_range": {**request, "range_end": _encoded(_end_of(key))} if prefix else request}
 
 
-def is_absent(key: str) -> dict[str, Any]:
-    """The condition of a transaction that nobody has written ``key``."""
-    return {"key": _encoded(key), "target": "CREATE", "result": "EQUAL", "create_revision": 0}
+def is_absent(key: str, *, prefix: bool = False) -> dict[str, Any]:
+    """The condition of a transaction that ``key`` is not there, or no key that begins with it."""
+    request = {"key": _encoded(key), "target": "CREATE", "result": "EQUAL", "create_revision": 0}
+    return {**request, "range_end": _encoded(_end_of(key))} if prefix else request
 
 
 def has_value(key: str, value: str) -> dict[str, Any]:
@@ -110,23 +138,28 @@ class EtcdConnection:
         for client in self._clients:
             client.session.close()
 
-    def read(self, prefix: str) -> dict[str, StoredValue]:
-        """All keys that begin with ``prefix``, without it."""
-        found = self._call(lambda client: client.get_prefix(prefix))
-        return {
-            meta["key"].decode()[len(prefix) :]: StoredValue(text=value.decode(), revision=int(meta["mod_revision"]))
-            for value, meta in found
-        }
+    def read(self, prefix: str) -> StoredKeys:
+        """Read all keys that begin with ``prefix``, at one revision of the store."""
+        answer = self._post("/kv/range", {"key": _encoded(prefix), "range_end": _encoded(_end_of(prefix))})
+        values = {}
+        for each in answer.get("kvs", ()):
+            name = base64.b64decode(each["key"])[len(prefix.encode()) :].decode(errors="backslashreplace")
+            # The gateway leaves out what is empty.
+            data = base64.b64decode(each.get("value", ""))
+            values[name] = StoredValue(data=data, revision=int(each["mod_revision"]))
+        return StoredKeys(values=values, revision=_revision(answer))
 
-    def transaction(self, *, conditions: Sequence[Mapping[str, Any]], then: Sequence[Mapping[str, Any]]) -> bool:
-        """Do all of ``then`` at once if all ``conditions`` hold; whether they did."""
-        request = {"compare": list(conditions), "success": list(then), "failure": []}
-        return bool(self._call(lambda client: client.transaction(request)).get("succeeded", False))
+    def transaction(
+        self, *, conditions: Sequence[Mapping[str, Any]], then: Sequence[Mapping[str, Any]]
+    ) -> TransactionResult:
+        """Do all of ``then`` at once if all ``conditions`` hold."""
+        answer = self._post("/kv/txn", {"compare": list(conditions), "success": list(then), "failure": []})
+        return TransactionResult(succeeded=bool(answer.get("succeeded", False)), revision=_revision(answer))
 
-    def grant(self, seconds: int) -> int:
-        """A lease that ends unless it is kept alive: its number."""
-        lease: int = self._call(lambda client: client.lease(seconds)).id
-        return lease
+    def grant(self, seconds: int) -> GrantedLease:
+        """Ask for a lease that ends unless it is kept alive; etcd may grant another time than was asked for."""
+        answer = self._post("/lease/grant", {"TTL": seconds, "ID": 0})
+        return GrantedLease(number=int(answer["ID"]), seconds=int(answer["TTL"]))
 
     def keep_alive(self, lease: int) -> bool:
         """Whether the lease was still there; if so it begins anew."""
@@ -157,6 +190,10 @@ class EtcdConnection:
             if "timed out" not in str(error).lower():
                 self._turn()
                 raise self._away(error) from None
+
+    def _post(self, path: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        answer: dict[str, Any] = self._call(lambda client: client.post(client.get_url(path), json=request))
+        return answer
 
     def _call(self, request: Callable[[Etcd3Client], Any]) -> Any:
         last: Exception | None = None
@@ -227,6 +264,11 @@ def _client(url: str, address: EtcdAddress) -> Etcd3Client:
         api_path=_API,
         session=session,
     )
+
+
+def _revision(answer: Mapping[str, Any]) -> int:
+    """The revision of the store that an answer was made at."""
+    return int(answer["header"]["revision"])
 
 
 def _encoded(text: str) -> str:

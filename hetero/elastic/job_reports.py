@@ -1,7 +1,7 @@
 """What the leader reads out of the reports of nodes: how far they are, how long steps take, what is wrong for good."""
 
+from hetero.elastic.job_store import JobState
 from hetero.elastic.leadership import View
-from hetero.elastic.membership import JobState
 from hetero.elastic.records import Epoch, NodeInfo, NodeReport, Outcome, RankPhase
 
 _PHASES: tuple[RankPhase, ...] = ("joined", "built", "restored", "step", "stopped", "finished")

@@ -16,6 +16,7 @@ from hetero.elastic.copy_client import CopyClient
 from hetero.elastic.copy_folder import read_placement
 from hetero.elastic.events import EventLog
 from hetero.elastic.job_reports import all_out, measured_step_s, phase_of_node, wrong_input
+from hetero.elastic.job_store import JobState
 from hetero.elastic.leadership import (
     EvictNode,
     Finish,
@@ -29,7 +30,7 @@ from hetero.elastic.leadership import (
     end_of_epoch,
     next_move,
 )
-from hetero.elastic.membership import JobState, Membership
+from hetero.elastic.membership import Membership
 from hetero.elastic.node_probe import ProbeAnswer, probe
 from hetero.elastic.node_speeds import NodeSpeeds
 from hetero.elastic.object_store import StoredHistory

@@ -1,18 +1,4 @@
-"""Keeps a node in a job by a lease of etcd, and tells what all others of the job have said there.
-
-    /hetero/JOB/token            what readers of copies show; written once, by the first agent
-    /hetero/JOB/settings         JobSettings, what has to be the same everywhere
-    /hetero/JOB/nodes/NAME       NodeInfo, on the lease of the node
-    /hetero/JOB/leader           name and incarnation, on the lease of the node that leads
-    /hetero/JOB/epoch            Epoch, written by the leader as long as it leads, in one transaction
-    /hetero/JOB/broken/E         why epoch E cannot go on; the first who notices says so
-    /hetero/JOB/stop/E           why epoch E is to end after the step in hand
-    /hetero/JOB/reports/NAME     NodeReport, on the lease of the node
-    /hetero/JOB/committed        the newest committed step that any rank reported; it outlives all nodes
-    /hetero/JOB/notices/NAME     Notice
-    /hetero/JOB/stored           RestorePoint, the newest step that this job has put into the object store
-    /hetero/JOB/bad/COPY         a copy that its node is to delete
-    /hetero/JOB/finished         Outcome
+"""Keeps a node in a job by a lease of etcd, and follows what all others of the job have written there.
 
 Three threads: one watches for changes, one reads all keys after each, one keeps the lease alive. While etcd is away
 nothing is lost but the possibility to change something; the threads go on trying.
@@ -24,13 +10,12 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 from hetero.elastic.etcd import (
     EtcdAddress,
     EtcdConnection,
-    StoredValue,
     delete_request,
     has_revision,
     has_value,
@@ -38,137 +23,30 @@ from hetero.elastic.etcd import (
     is_below,
     put_request,
 )
+from hetero.elastic.job_store import STEP_DIGITS, JobState, JobStore
 from hetero.elastic.records import Epoch, JobSettings, NodeInfo, NodeReport, Notice, Outcome, RestorePoint
 from hetero.errors import ConfigError, MembershipStoreError
-from hetero.serialization import from_json, to_json
+from hetero.serialization import to_json
 
-_ROOT = "/hetero"
 _READ_AT_LEAST_EVERY_S = 2.0
 _RETRY_S = 0.25
 """Between two tries to reach an etcd that is away."""
 _NOTE_COMMITTED_EVERY_S = 1.0
 """At most; the first one is noted at once, as it is the one after which no run may begin anew."""
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JobState:
-    """What the store says about a job at one moment.
+class Trouble:
+    """What keeps this node from reading or changing anything in etcd.
 
-    leader: incarnation of the node that leads.
-    epoch_revision: of the store when the epoch was written, 0 without one.
-    broken, stop: reasons, of the epoch that is in ``epoch``.
-    committed: the newest step that was committed, within a second; 0 for none.
-    bad_copies: as ranks report them (:class:`hetero.elastic.recovery.BadCopy`), until their node has deleted them.
-    stored: the newest step that the job has put into the object store.
+    since_s: when it began, by ``time.monotonic``.
+    problem: for people, with etcd's own words.
+    takes_no_writes: etcd answers reads; only changes fail.
     """
 
-    token: str | None = None
-    settings: JobSettings | None = None
-    nodes: Mapping[str, NodeInfo] = field(default_factory=dict)
-    leader: str | None = None
-    epoch: Epoch | None = None
-    epoch_revision: int = 0
-    broken: str | None = None
-    stop: str | None = None
-    reports: Mapping[str, NodeReport] = field(default_factory=dict)
-    notices: Mapping[str, Notice] = field(default_factory=dict)
-    committed: int = 0
-    bad_copies: frozenset[str] = frozenset()
-    stored: RestorePoint | None = None
-    outcome: Outcome | None = None
-
-    def stays_without(self, name: str) -> bool:
-        """Whether another node than ``name`` is there and does not leave."""
-        return any(other not in self.notices for other in self.nodes if other != name)
-
-    def goes_on_without(self, name: str) -> bool:
-        """Whether the epoch has none of this node's ranks, and has what it restored on its own nodes."""
-        if self.epoch is None or any(each.node.name == name for each in self.epoch.nodes):
-            return False
-        ranks = [rank for each in self.reports.values() for rank in each.ranks if rank.epoch == self.epoch.number]
-        return self.epoch.start.step == 0 or any(rank.committed >= self.epoch.start.step for rank in ranks)
-
-
-class JobStore:
-    """The keys of one job: reads them, and writes those that need no lease. One thread at a time may call."""
-
-    def __init__(self, address: EtcdAddress, job: str) -> None:
-        if not job or not all(each.isalnum() or each in "-_." for each in job):
-            raise ConfigError(f"job {job!r}: its name takes letters, digits, '-', '_' and '.' only; give another --job")
-        self._etcd = EtcdConnection(address)
-        self._prefix = f"{_ROOT}/{job}/"
-        self._parsed: dict[str, tuple[int, Any]] = {}
-        self._lock = threading.Lock()
-
-    def close(self) -> None:
-        """Drop the connection."""
-        self._etcd.close()
-
-    def read(self) -> JobState:
-        """Everything at one revision of the store.
-
-        Raises:
-            MembershipStoreError: etcd is away.
-            ConfigError: a value was not written by this version.
-        """
-        with self._lock:
-            found = self._etcd.read(self._prefix)
-            self._parsed = {key: each for key, each in self._parsed.items() if key in found}
-            epoch = self._value("epoch", Epoch, found)
-            number = epoch.number if epoch is not None else 0
-            return JobState(
-                token=_text("token", found),
-                settings=self._value("settings", JobSettings, found),
-                nodes=self._values("nodes/", NodeInfo, found),
-                leader=_text("leader", found),
-                epoch=epoch,
-                epoch_revision=found["epoch"].revision if epoch is not None else 0,
-                broken=_text(f"broken/{number}", found),
-                stop=_text(f"stop/{number}", found),
-                reports=self._values("reports/", NodeReport, found),
-                notices=self._values("notices/", Notice, found),
-                committed=int(_text("committed", found) or 0),
-                bad_copies=frozenset(key[len("bad/") :] for key in found if key.startswith("bad/")),
-                stored=self._value("stored", RestorePoint, found),
-                outcome=self._value("finished", Outcome, found),
-            )
-
-    def put_notice(self, notice: Notice) -> None:
-        """Say that a node will leave."""
-        self.write([], [put_request(self.key(f"notices/{notice.node}"), to_json(notice))])
-
-    def withdraw_notice(self, node: str) -> None:
-        """The node has left, or is back."""
-        self.write([], [delete_request(self.key(f"notices/{node}"))])
-
-    def break_epoch(self, number: int, reason: str) -> None:
-        """Say that an epoch cannot go on; the first reason stays."""
-        key = self.key(f"broken/{number}")
-        self.write([is_absent(key)], [put_request(key, reason)])
-
-    def key(self, name: str) -> str:
-        """The whole name of a key of this job."""
-        return f"{self._prefix}{name}"
-
-    def write(self, conditions: Sequence[Mapping[str, Any]], then: Sequence[Mapping[str, Any]]) -> bool:
-        """One transaction; whether the conditions held."""
-        with self._lock:
-            return self._etcd.transaction(conditions=conditions, then=then)
-
-    def _value(self, key: str, kind: type[T], found: Mapping[str, StoredValue]) -> T | None:
-        if key not in found:
-            return None
-        revision = found[key].revision
-        if self._parsed.get(key, (0,))[0] != revision:
-            self._parsed[key] = (revision, from_json(kind, found[key].text, source=f"etcd {self._prefix}{key}"))
-        value: T = self._parsed[key][1]
-        return value
-
-    def _values(self, prefix: str, kind: type[T], found: Mapping[str, StoredValue]) -> dict[str, T]:
-        values = {key[len(prefix) :]: self._value(key, kind, found) for key in sorted(found) if key.startswith(prefix)}
-        return {name: value for name, value in values.items() if value is not None}
+    since_s: float
+    problem: str
+    takes_no_writes: bool
 
 
 class Membership:
@@ -176,18 +54,22 @@ class Membership:
 
     Attributes:
         state: the newest that was read.
-        away_since: when etcd stopped answering, by ``time.monotonic``; ``None`` while it answers.
-        problem: why the store cannot be read, for people.
+        trouble: with reading or writing, ``None`` as long as there is none.
         evicted: the lease is over, or another has taken the place of this node.
+        lease_s: what etcd has granted; what was asked for as long as it has granted nothing.
+        failure: what ended one of the threads. This node is blind then, or its lease is not kept.
+        went_back: how one sees that etcd has lost what it had, for people; stays once it is set.
     """
 
     def __init__(self, address: EtcdAddress, job: str, *, lease_s: int, on_change: Callable[[], None]) -> None:
         self.state = JobState()
-        self.away_since: float | None = None
-        self.problem = ""
         self.evicted = False
+        self.lease_s = lease_s
+        self.failure: BaseException | None = None
+        self.went_back: str | None = None
+        self._troubles: dict[str, Trouble] = {}
         self._address = address
-        self._lease_s = lease_s
+        self._asked_lease_s = lease_s
         self._on_change = on_change
         self._reader = JobStore(address, job)
         self._writer = JobStore(address, job)
@@ -199,9 +81,14 @@ class Membership:
         self._changed = threading.Event()
         self._closed = threading.Event()
         self._threads = [
-            threading.Thread(target=run, name=f"etcd-{name}", daemon=True)
+            threading.Thread(target=self._run, args=(run,), name=f"etcd-{name}", daemon=True)
             for name, run in (("watch", self._watch), ("read", self._read), ("lease", self._stay))
         ]
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """The earliest trouble that is not over."""
+        return min(self._troubles.copy().values(), key=lambda trouble: trouble.since_s, default=None)
 
     def start(self) -> JobState:
         """Read the job's keys, and go on doing so whenever they change.
@@ -231,7 +118,7 @@ class Membership:
     def claim_token(self) -> str:
         """The token of the job, drawn here if there is none yet."""
         key = self._writer.key("token")
-        self._writer.write([is_absent(key)], [put_request(key, secrets.token_hex(32))])
+        self._write([is_absent(key)], [put_request(key, secrets.token_hex(32))])
         token = self._writer.read().token
         assert token is not None
         return token
@@ -245,11 +132,11 @@ class Membership:
             ConfigError: the job has others; names what differs.
         """
         key, text = self._writer.key("settings"), to_json(settings)
-        if self._writer.write([is_absent(key)], [put_request(key, text)]):
+        if self._write([is_absent(key)], [put_request(key, text)]):
             return
         state = self._writer.read()
         if state.settings is None or (state.epoch is None and not state.nodes):
-            self._writer.write([], [put_request(key, text)])
+            self._write([], [put_request(key, text)])
         elif state.settings != settings:
             differences = "; ".join(_differences(state.settings, settings))
             raise ConfigError(
@@ -267,34 +154,46 @@ class Membership:
             if (old := self._lease) is not None:
                 self._node = self._lease = None
                 self._leases.revoke(old)
-            lease = self._leases.grant(self._lease_s)
+            granted = self._leases.grant(self._asked_lease_s)
+        lease, self.lease_s = granted.number, granted.seconds
         key = self._writer.key(f"nodes/{node.name}")
         seen = self.state.nodes.get(node.name)
         condition = is_absent(key) if seen is None else has_value(key, to_json(seen))
-        if not self._writer.write([condition], [put_request(key, to_json(node), lease=lease)]):
+        if not self._write([condition], [put_request(key, to_json(node), lease=lease)]):
             self.state = self._writer.read()
             return False
         self._node, self._lease, self.evicted = node, lease, False
         self._changed.set()
         return True
 
+    def reopen(self, outcome_revision: int, settings: JobSettings) -> bool:
+        """Have a job go on that has ended, with these settings; whether the outcome was still that of the revision."""
+        key = self._writer.key
+        return self._write(
+            [has_revision(key("finished"), outcome_revision)],
+            [delete_request(key("finished")), put_request(key("settings"), to_json(settings))],
+        )
+
     def lead(self) -> bool:
-        """Become the leader if nobody is."""
+        """Become the leader if no node that is there is; whether this node is now."""
         node, lease = self._joined()
-        key = self._writer.key("leader")
-        return self._writer.write([is_absent(key)], [put_request(key, node.incarnation, lease=lease)])
+        state, key = self.state, self._writer.key("leader")
+        if state.leader is not None:
+            return False
+        unchanged = has_revision(key, state.revisions.get("leader", 0))
+        return self._write([unchanged], [put_request(key, node.incarnation, lease=lease)])
 
     def resign(self) -> None:
         """Give up the lead, if this node has it."""
         node, _ = self._joined()
         key = self._writer.key("leader")
-        self._writer.write([has_value(key, node.incarnation)], [delete_request(key)])
+        self._write([has_value(key, node.incarnation)], [delete_request(key)])
 
     def make_epoch(self, epoch: Epoch, *, after_revision: int) -> bool:
         """Make ``epoch`` true for all, if this node still leads and the last epoch is the one that it knew."""
         node, _ = self._joined()
         key = self._writer.key
-        return self._writer.write(
+        return self._write(
             [has_value(key("leader"), node.incarnation), has_revision(key("epoch"), after_revision)],
             [
                 put_request(key("epoch"), to_json(epoch)),
@@ -309,7 +208,8 @@ class Membership:
 
     def break_epoch(self, number: int, reason: str) -> None:
         """Say that an epoch cannot go on; the first reason stays."""
-        self._writer.break_epoch(number, reason)
+        key = self._writer.key(f"broken/{number}")
+        self._write([is_absent(key)], [put_request(key, reason)])
 
     def evict(self, node: NodeInfo) -> None:
         """Take a node's place away, and the lead; one that has come back in the meantime stays.
@@ -317,43 +217,42 @@ class Membership:
         The leader may, and anybody whose connection the node's host has refused: its agent is dead.
         """
         key = self._writer.key
-        self._writer.write(
+        self._write(
             [has_value(key(f"nodes/{node.name}"), to_json(node))],
             [delete_request(key(f"nodes/{node.name}")), delete_request(key(f"reports/{node.name}"))],
         )
-        self._writer.write([has_value(key("leader"), node.incarnation)], [delete_request(key("leader"))])
+        self._write([has_value(key("leader"), node.incarnation)], [delete_request(key("leader"))])
 
     def report(self, report: NodeReport) -> None:
         """Tell the others what this node's ranks have said, and note what they have committed where it stays."""
         node, lease = self._joined()
-        self._writer.write([], [put_request(self._writer.key(f"reports/{node.name}"), to_json(report), lease=lease)])
+        self._write([], [put_request(self._writer.key(f"reports/{node.name}"), to_json(report), lease=lease)])
         self._note_committed(max((rank.committed for rank in report.ranks), default=0))
 
     def _note_committed(self, step: int) -> None:
         """Never to a smaller step, whoever else notes one."""
         if step <= max(self.state.committed, self._noted) or time.monotonic() < self._noted_s + _NOTE_COMMITTED_EVERY_S:
             return
-        # As many digits always, so that the order of texts is that of numbers.
-        key, text = self._writer.key("committed"), f"{step:020d}"
-        if not self._writer.write([is_absent(key)], [put_request(key, text)]):
-            self._writer.write([is_below(key, text)], [put_request(key, text)])
+        key, text = self._writer.key("committed"), f"{step:0{STEP_DIGITS}d}"
+        if not self._write([is_absent(key)], [put_request(key, text)]):
+            self._write([is_below(key, text)], [put_request(key, text)])
         self._noted, self._noted_s = step, time.monotonic()
 
     def put_notice(self, notice: Notice) -> None:
         """Say that a node will leave."""
-        self._writer.put_notice(notice)
+        self._write([], [put_request(self._writer.key(f"notices/{notice.node}"), to_json(notice))])
 
     def withdraw_notice(self, node: str) -> None:
         """The node has left, or is back."""
-        self._writer.withdraw_notice(node)
+        self._write([], [delete_request(self._writer.key(f"notices/{node}"))])
 
     def report_bad_copy(self, copy: str) -> None:
         """Have the node of a copy delete it."""
-        self._writer.write([], [put_request(self._writer.key(f"bad/{copy}"), "bad")])
+        self._write([], [put_request(self._writer.key(f"bad/{copy}"), "bad")])
 
     def forget_bad_copy(self, copy: str) -> None:
         """It is deleted."""
-        self._writer.write([], [delete_request(self._writer.key(f"bad/{copy}"))])
+        self._write([], [delete_request(self._writer.key(f"bad/{copy}"))])
 
     def report_stored(self, stored: RestorePoint) -> None:
         """As the leader, say that a step is in the object store."""
@@ -365,12 +264,34 @@ class Membership:
 
     def _write_as_leader(self, then: Sequence[Mapping[str, Any]]) -> None:
         node, _ = self._joined()
-        self._writer.write([has_value(self._writer.key("leader"), node.incarnation)], then)
+        self._write([has_value(self._writer.key("leader"), node.incarnation)], then)
+
+    def _write(self, conditions: Sequence[Mapping[str, Any]], then: Sequence[Mapping[str, Any]]) -> bool:
+        """Make a transaction; whether the conditions held."""
+        try:
+            result = self._writer.write(conditions, then)
+        except MembershipStoreError as error:
+            self._note_trouble("writes", error)
+            raise
+        self._troubles.pop("writes", None)
+        return result.succeeded
+
+    def _note_trouble(self, kind: str, error: MembershipStoreError) -> None:
+        since_s = self._troubles[kind].since_s if kind in self._troubles else time.monotonic()
+        self._troubles[kind] = Trouble(since_s=since_s, problem=str(error), takes_no_writes=kind == "writes")
 
     def _joined(self) -> tuple[NodeInfo, int]:
         assert self._node is not None, "join first"
         assert self._lease is not None, "join first"
         return self._node, self._lease
+
+    def _run(self, thread: Callable[[], None]) -> None:
+        """Run a thread; whatever ends it before it is to end, ends the agent."""
+        try:
+            thread()
+        except BaseException as error:  # noqa: BLE001  # the agent raises it
+            self.failure = error
+            self._on_change()
 
     def _watch(self) -> None:
         etcd = EtcdConnection(self._address)
@@ -386,26 +307,29 @@ class Membership:
 
     def _read(self) -> None:
         while not self._closed.is_set():
-            self._changed.wait(_RETRY_S if self.away_since is not None else _READ_AT_LEAST_EVERY_S)
+            self._changed.wait(_RETRY_S if "reads" in self._troubles else _READ_AT_LEAST_EVERY_S)
             self._changed.clear()
             if self._closed.is_set():
                 return
             # Before the read: what it finds may be from before a place was taken.
             node = self._node
+            known = self.state
             try:
                 state = self._reader.read()
-                self.away_since, self.problem = None, ""
-            except (MembershipStoreError, ConfigError) as error:
-                self.away_since, self.problem = self.away_since or time.monotonic(), str(error)
-                state = self.state
-            if node is not None and node is self._node and self.away_since is None:
-                self.evicted = state.nodes.get(node.name) != node
-            self.state = state
+            except MembershipStoreError as error:
+                self._note_trouble("reads", error)
+            else:
+                self._troubles.pop("reads", None)
+                if state.revision < known.revision:
+                    self.went_back = f"its revision is {state.revision} and was {known.revision}"
+                if node is not None and node is self._node:
+                    self.evicted = state.nodes.get(node.name) != node
+                self.state = state
             self._on_change()
 
     def _stay(self) -> None:
         """Keep the lease alive. While etcd is away a lease may end or not: etcd says so when it is back."""
-        while not self._closed.wait(self._lease_s / 4):
+        while not self._closed.wait(self.lease_s / 4):
             lease = self._lease
             if lease is None:
                 continue
@@ -422,10 +346,6 @@ class Membership:
 def settings_checksum(settings: JobSettings) -> str:
     """Short text that differs wherever the settings do, for :class:`~hetero.elastic.records.NodeInfo`."""
     return hashlib.sha256(to_json(settings).encode()).hexdigest()[:16]
-
-
-def _text(key: str, found: Mapping[str, StoredValue]) -> str | None:
-    return found[key].text if key in found else None
 
 
 def _differences(there: JobSettings, here: JobSettings) -> list[str]:

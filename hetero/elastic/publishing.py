@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
 from hetero.elastic.events import EventLog
-from hetero.elastic.membership import JobState, Membership
+from hetero.elastic.job_store import JobState
+from hetero.elastic.membership import Membership
 from hetero.elastic.object_store import ObjectStore, StoredHistory
 from hetero.elastic.records import Epoch, HeldStep, NodeReport, RestorePoint
 from hetero.elastic.recovery import OBJECT_STORE, BadCopy, last_steps

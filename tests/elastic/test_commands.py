@@ -15,7 +15,7 @@ from hetero import cli
 from hetero.commands.elastic import agent_options
 from hetero.commands.elastic_run import node_types
 from hetero.elastic.etcd import EtcdAddress, wait_until_it_answers
-from hetero.elastic.membership import JobState, JobStore
+from hetero.elastic.job_store import JobState, JobStore
 from hetero.elastic.records import NodeReport, Notice, RankReport, UploadSchedule
 from tests.helpers.commands import ROOT
 from tests.helpers.elastic_epochs import epoch_of, node_info

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from hetero.elastic.etcd import EtcdAddress, EtcdConnection
-from hetero.elastic.membership import JobStore, Membership
+from hetero.elastic.job_store import JobStore
+from hetero.elastic.membership import Membership
 from hetero.elastic.records import Notice
 from hetero.errors import ConfigError, HeteroError, MembershipStoreError
 from tests.helpers.certificates import make_certificates

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from hetero.elastic.etcd import EtcdAddress
+from hetero.elastic.job_store import JobState, JobStore
 from hetero.elastic.leader import Leader
 from hetero.elastic.leadership import LeaderSettings
-from hetero.elastic.membership import JobState, JobStore, Membership, settings_checksum
+from hetero.elastic.membership import Membership, settings_checksum
 from hetero.elastic.records import (
     Epoch,
     EpochNode,
@@ -237,13 +238,14 @@ def test_etcd_goes_away_and_comes_back(join: Callable[..., Membership], tmp_path
         first, second = join("a", address=address), join("b", address=address)
         wait_until(lambda: set(first.state.nodes) == {"a", "b"})
         server.stop()
-        wait_until(lambda: first.away_since is not None and second.away_since is not None)
-        assert "does not answer" in first.problem
+        wait_until(lambda: first.trouble is not None and second.trouble is not None)
+        assert first.trouble is not None
+        assert "does not answer" in first.trouble.problem
         # Longer than the lease.
         time.sleep(2.5)
         assert set(first.state.nodes) == {"a", "b"}
         server.start()
-        wait_until(lambda: first.away_since is None and second.away_since is None)
+        wait_until(lambda: first.trouble is None and second.trouble is None)
         second.put_notice(Notice(node="b", reason="leave"))
         wait_until(lambda: "b" in first.state.notices)
         assert set(first.state.nodes) == {"a", "b"}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero.elastic.membership import JobStore
+from hetero.elastic.job_store import JobStore
 from hetero.elastic.records import Epoch
 from tests.helpers.elastic_cluster import STEPS_FILE
 from tests.helpers.elastic_training import elastic_words

@@ -20,7 +20,7 @@ from hetero.elastic.copy_folder import copy_path, shard_path, slot_folder, write
 from hetero.elastic.etcd import EtcdAddress
 from hetero.elastic.events import EventKind, EventLog, read_events
 from hetero.elastic.held_uploads import HeldUploads, holds_any, upload_folder
-from hetero.elastic.membership import JobState
+from hetero.elastic.job_store import JobState
 from hetero.elastic.object_store import ObjectStore
 from hetero.elastic.publishing import Publisher, counting_steps, whole_upload
 from hetero.elastic.records import (

@@ -16,7 +16,7 @@ import psutil
 
 from hetero.commands.elastic import copies_folder
 from hetero.elastic.events import ElasticEvent, EventKind, read_events
-from hetero.elastic.membership import JobState, JobStore
+from hetero.elastic.job_store import JobState, JobStore
 from hetero.elastic.records import Notice
 from tests.helpers.etcd import EtcdServer
 from tests.helpers.forked_agent import ForkedAgent

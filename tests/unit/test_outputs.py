@@ -17,7 +17,7 @@ from hetero.command_line import leaves
 from hetero.commands import child
 from hetero.commands.completion import SHELLS
 from hetero.elastic.events import ElasticEvent
-from hetero.elastic.membership import JobState, JobStore
+from hetero.elastic.job_store import JobState, JobStore
 from hetero.elastic.records import NodeInfo
 from hetero.plan.ir import Plan
 from hetero.serialization import load, to_compact_json

@@ -10,9 +10,9 @@ import pytest
 from hetero.elastic.agent import Agent
 from hetero.elastic.agent_options import AgentOptions
 from hetero.elastic.etcd import EtcdAddress
+from hetero.elastic.job_store import JobState
 from hetero.elastic.leader import Leader
 from hetero.elastic.leadership import LeaderSettings
-from hetero.elastic.membership import JobState
 from hetero.elastic.records import Epoch, JobSettings, NodeReport, UploadSchedule
 from hetero.elastic.stragglers import StragglerSettings
 from hetero.errors import ConfigError

@@ -15,7 +15,7 @@ from hetero.discovery.facts import nodes_of
 from hetero.discovery.report import _table
 from hetero.doctor.checklist import print_diagnosis
 from hetero.doctor.findings import Diagnosis, Finding
-from hetero.elastic.membership import JobState
+from hetero.elastic.job_store import JobState
 from hetero.elastic.records import NodeReport, Notice, RankReport
 from hetero.launch.hosts import invented_hosts
 from hetero.plan.ir import Plan
