@@ -32,6 +32,10 @@ class MembershipStoreError(HeteroError, RuntimeError):
     """The etcd that the agents of an elastic job meet in does not answer, or refuses a request."""
 
 
+class StoreRefusalError(MembershipStoreError):
+    """That etcd answers, and refuses a request in words of its own: it is full, or asks for a user."""
+
+
 class CheckpointError(HeteroError, ValueError):
     """A checkpoint is damaged, incomplete, unsafe to read, or of another model."""
 

@@ -19,9 +19,10 @@ from hetero.elastic.copy_folder import claimed_folder, delete_folder, remove_cop
 from hetero.elastic.copy_server import CopyServer, server_tls
 from hetero.elastic.events import EventLog
 from hetero.elastic.fork_server import ForkServer
+from hetero.elastic.job_settings import settings_checksum
 from hetero.elastic.job_store import JobState
 from hetero.elastic.leader import Leader, LeaderTools
-from hetero.elastic.membership import Membership, settings_checksum
+from hetero.elastic.membership import Membership
 from hetero.elastic.node_probe import ProbeAnswer, probe
 from hetero.elastic.notices import watch_metadata
 from hetero.elastic.planning_problem import PlanningProblem

@@ -1,22 +1,25 @@
 """Speaks to etcd through the gRPC gateway that it serves over HTTP: reads, leases, transactions, and a watch.
 
-An address that does not answer is left for the next one. Calls block; each thread has a connection of its own.
+A member that does not answer is asked last from then on; one that refuses a request speaks for all. Calls block; each
+thread has a connection of its own.
 """
 
 import base64
 import contextlib
+import json
 import ssl
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import requests
 from etcd3gw.client import Etcd3Client
 from etcd3gw.exceptions import Etcd3Exception
-from etcd3gw.lease import Lease
 
-from hetero.errors import ConfigError, MembershipStoreError
+from hetero.elastic.etcd_errors import is_lease_missing, is_timeout, store_error
+from hetero.errors import ConfigError, MembershipStoreError, StoreRefusalError
 
 DEFAULT_ETCD_PORT = 2379
 
@@ -27,6 +30,11 @@ _ANSWER_WITHIN_S = 2.0
 
 _NEWS_WITHIN_S = 5.0
 """A watch that says nothing for so long is made again: its connection may have been cut without a word."""
+
+_CHUNK_BYTES = 1 << 16
+"""Of a watch, read at once if that much has come; less is not waited for."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,114 +129,191 @@ def has_revision(key: str, revision: int) -> dict[str, Any]:
     return {"key": _encoded(key), "target": "MOD", "result": "EQUAL", "mod_revision": revision}
 
 
+class MemberOrder:
+    """The members of etcd in the order in which they are asked, for all connections of a process.
+
+    One that fails goes to the end, so that no other thread has to find that out by itself.
+    """
+
+    def __init__(self, address: EtcdAddress) -> None:
+        self._urls = address.urls
+        self._lock = threading.Lock()
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """All members, the one to ask first."""
+        return self._urls
+
+    def move_to_end(self, url: str) -> None:
+        """Ask a member last: it does not answer."""
+        with self._lock:
+            self._urls = (*(other for other in self._urls if other != url), url)
+
+
 class EtcdConnection:
     """One connection; for one thread at a time.
+
+    Args:
+        order: in which members are asked; shared by connections that are to learn from each other.
 
     Raises:
         ConfigError: a file of TLS is missing or no PEM, or a key is another's.
     """
 
-    def __init__(self, address: EtcdAddress) -> None:
+    def __init__(self, address: EtcdAddress, *, order: MemberOrder | None = None) -> None:
         _check_files(address)
         self._address = address
-        self._clients = [_client(url, address) for url in address.urls]
+        self._order = MemberOrder(address) if order is None else order
+        self._clients = {url: _client(url, address) for url in address.urls}
+        self._is_away = False
+        self._watched: tuple[str, requests.Response] | None = None
+        self._interrupted = False
 
     def close(self) -> None:
         """Drop the connections that are open."""
-        for client in self._clients:
+        for client in self._clients.values():
             client.session.close()
 
     def read(self, prefix: str) -> StoredKeys:
         """Read all keys that begin with ``prefix``, at one revision of the store."""
-        answer = self._post("/kv/range", {"key": _encoded(prefix), "range_end": _encoded(_end_of(prefix))})
-        values = {}
-        for each in answer.get("kvs", ()):
-            name = base64.b64decode(each["key"])[len(prefix.encode()) :].decode(errors="backslashreplace")
-            # The gateway leaves out what is empty.
-            data = base64.b64decode(each.get("value", ""))
-            values[name] = StoredValue(data=data, revision=int(each["mod_revision"]))
-        return StoredKeys(values=values, revision=_revision(answer))
+
+        def parse(answer: Mapping[str, Any]) -> StoredKeys:
+            values = {}
+            for entry in answer.get("kvs", ()):
+                name = base64.b64decode(entry["key"])[len(prefix.encode()) :].decode(errors="backslashreplace")
+                # The gateway leaves out what is empty.
+                data = base64.b64decode(entry.get("value", ""))
+                values[name] = StoredValue(data=data, revision=int(entry["mod_revision"]))
+            return StoredKeys(values=values, revision=_revision(answer))
+
+        return self._call("/kv/range", {"key": _encoded(prefix), "range_end": _encoded(_end_of(prefix))}, parse)
 
     def transaction(
         self, *, conditions: Sequence[Mapping[str, Any]], then: Sequence[Mapping[str, Any]]
     ) -> TransactionResult:
         """Do all of ``then`` at once if all ``conditions`` hold."""
-        answer = self._post("/kv/txn", {"compare": list(conditions), "success": list(then), "failure": []})
-        return TransactionResult(succeeded=bool(answer.get("succeeded", False)), revision=_revision(answer))
+        return self._call(
+            "/kv/txn",
+            {"compare": list(conditions), "success": list(then), "failure": []},
+            lambda answer: TransactionResult(
+                succeeded=bool(answer.get("succeeded", False)), revision=_revision(answer)
+            ),
+        )
 
     def grant(self, seconds: int) -> GrantedLease:
         """Ask for a lease that ends unless it is kept alive; etcd may grant another time than was asked for."""
-        answer = self._post("/lease/grant", {"TTL": seconds, "ID": 0})
-        return GrantedLease(number=int(answer["ID"]), seconds=int(answer["TTL"]))
+        return self._call(
+            "/lease/grant",
+            {"TTL": seconds, "ID": 0},
+            lambda answer: GrantedLease(number=int(answer["ID"]), seconds=int(answer["TTL"])),
+        )
 
     def keep_alive(self, lease: int) -> bool:
-        """Whether the lease was still there; if so it begins anew."""
-        return bool(self._call(lambda client: Lease(lease, client).refresh()) > 0)
+        """Start the time of a lease again; returns whether the lease was still there."""
+        try:
+            return self._call("/lease/keepalive", {"ID": lease}, lambda answer: int(answer["result"].get("TTL", 0)) > 0)
+        except StoreRefusalError as error:
+            if is_lease_missing(error):
+                return False
+            raise
 
     def revoke(self, lease: int) -> None:
-        """End a lease, and delete all keys that hang on it."""
-        self._call(lambda client: Lease(lease, client).revoke())
+        """End a lease, and delete all keys that hang on it; one that has ended is left as it is."""
+        try:
+            self._call("/kv/lease/revoke", {"ID": lease}, _revision)
+        except StoreRefusalError as error:
+            if not is_lease_missing(error):
+                raise
 
     def changes(self, prefix: str) -> Iterator[None]:
         """Yield once when the watch has begun, and then whenever keys with ``prefix`` have changed.
 
-        Ends when nothing has for some seconds.
+        Ends when nothing has for some seconds, or :meth:`interrupt` is called.
 
         Raises:
-            MembershipStoreError: etcd is gone.
+            MembershipStoreError: etcd is gone, refuses the watch, or has ended it.
         """
         request = {"create_request": {"key": _encoded(prefix), "range_end": _encoded(_end_of(prefix))}}
-        client = self._clients[0]
+        url = self._order.urls[0]
+        client = self._clients[url]
+        self._interrupted = False
         try:
             with client.session.post(
                 client.get_url("/watch"), json=request, stream=True, timeout=(_ANSWER_WITHIN_S, _NEWS_WITHIN_S)
             ) as response:
-                for _ in response.iter_content(chunk_size=None):
+                self._watched = (url, response)
+                if response.status_code != requests.codes.ok:
+                    raise Etcd3Exception(response.text, f"HTTP {response.status_code} {response.reason}")
+                for line in response.iter_lines(chunk_size=_CHUNK_BYTES):
+                    _check_watch(line)
                     yield
-        except requests.exceptions.RequestException as error:
-            # A silent watch says so here too.
-            if "timed out" not in str(error).lower():
-                self._turn()
-                raise self._away(error) from None
+            raise Etcd3Exception(None, "it has ended the watch")
+        except (Etcd3Exception, OSError) as error:
+            has_begun, self._watched = self._watched is not None, None
+            if self._interrupted or (has_begun and is_timeout(error)):
+                return
+            failure = self._error(error, request)
+            if not isinstance(failure, StoreRefusalError):
+                self._order.move_to_end(url)
+            raise failure from None
 
-    def _post(self, path: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        answer: dict[str, Any] = self._call(lambda client: client.post(client.get_url(path), json=request))
-        return answer
+    def follow_order(self) -> None:
+        """End the watch, from another thread, if it is at another member than the one to ask first."""
+        if (watched := self._watched) is not None and watched[0] != self._order.urls[0]:
+            self.interrupt()
 
-    def _call(self, request: Callable[[Etcd3Client], Any]) -> Any:
+    def interrupt(self) -> None:
+        """End the watch, from another thread."""
+        self._interrupted = True
+        if (watched := self._watched) is not None:
+            with contextlib.suppress(ValueError, RuntimeError, OSError):
+                watched[1].raw.shutdown()
+
+    def _call(self, path: str, request: Mapping[str, Any], parse: Callable[[dict[str, Any]], T]) -> T:
+        """Ask the members one after the other until one answers.
+
+        If none has, only one is asked the next time: who asks an etcd that is away does so again soon.
+        """
         last: Exception | None = None
-        for _ in self._clients:
+        for url in self._order.urls[: 1 if self._is_away else None]:
+            client = self._clients[url]
             try:
-                return request(self._clients[0])
-            except (Etcd3Exception, requests.exceptions.RequestException) as error:
+                answer = parse(client.post(client.get_url(path), json=request))
+            except (Etcd3Exception, OSError) as error:
                 last = error
-                self._turn()
+            except (ValueError, TypeError, LookupError, AttributeError):
+                last = Etcd3Exception(None, "what listens there answers in another way than etcd")
+            else:
+                self._is_away = False
+                return answer
+            failure = self._error(last, request)
+            if not isinstance(failure, MembershipStoreError) or isinstance(failure, StoreRefusalError):
+                self._is_away = False
+                raise failure
+            self._order.move_to_end(url)
         assert last is not None
-        raise self._away(last)
+        self._is_away = True
+        raise self._error(last, request)
 
-    def _turn(self) -> None:
-        """Begin with the next member from now on."""
-        self._clients.append(self._clients.pop(0))
-
-    def _away(self, error: Exception) -> MembershipStoreError:
-        causes = list(_causes(error))
-        detail = " ".join(str(causes[-1]).split())[:200] or type(causes[-1]).__name__
-        where = f"etcd at {', '.join(self._address.urls)}"
-        if any(isinstance(cause, requests.exceptions.SSLError) for cause in causes):
-            return MembershipStoreError(
-                f"{where}: no TLS with it ({detail}); give the certificate of who has signed etcd's (--etcd-ca), and "
-                "one that etcd trusts if it asks for that (--etcd-cert, --etcd-key)"
-            )
-        return MembershipStoreError(
-            f"{where} does not answer ({detail}); start one (hetero elastic store), or give its address (--etcd)"
-        )
+    def _error(self, error: Exception, request: Mapping[str, Any]) -> MembershipStoreError | ConfigError:
+        return store_error(error, self._address.urls, request_bytes=len(json.dumps(request)))
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error of etcd's client, down to what the network said, of which the client itself says nothing."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+def _check_watch(line: bytes) -> None:
+    """Check a message of a watch.
+
+    Raises:
+        Etcd3Exception: etcd has ended it, or it is no message of etcd.
+    """
+    try:
+        message = json.loads(line)
+        result = message.get("result", {})
+        ended = result.get("canceled", False) or "error" in message
+        words = result.get("cancel_reason") or message.get("error") or "it has ended the watch"
+    except (ValueError, AttributeError):
+        raise Etcd3Exception(None, "what listens there answers in another way than etcd") from None
+    if ended:
+        raise Etcd3Exception(None, str(words))
 
 
 def _check_files(address: EtcdAddress) -> None:

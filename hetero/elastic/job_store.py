@@ -17,6 +17,8 @@
 Each value is read by itself. One that cannot be read is named in ``JobState.unreadable`` and does not stop the rest.
 """
 
+import contextlib
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +27,7 @@ from typing import Any, TypeVar
 from hetero.elastic.etcd import (
     EtcdAddress,
     EtcdConnection,
+    MemberOrder,
     StoredKeys,
     StoredValue,
     TransactionResult,
@@ -117,10 +120,10 @@ class _ParsedValue:
 class JobStore:
     """The keys of one job: reads them, and writes those that need no lease. One thread at a time may call."""
 
-    def __init__(self, address: EtcdAddress, job: str) -> None:
+    def __init__(self, address: EtcdAddress, job: str, *, order: MemberOrder | None = None) -> None:
         if not job or not all(each.isalnum() or each in "-_." for each in job):
             raise ConfigError(f"job {job!r}: its name takes letters, digits, '-', '_' and '.' only; give another --job")
-        self._etcd = EtcdConnection(address)
+        self._etcd = EtcdConnection(address, order=order)
         self._prefix = f"{_ROOT}/{job}/"
         self._parsed: dict[str, _ParsedValue] = {}
         self._lock = threading.Lock()
@@ -216,7 +219,10 @@ class _Reading:
         """The values of all keys with a prefix, by node, without those that cannot be read."""
 
         def parse(text: str, source: str) -> T:
-            value = from_json(kind, text, source=source)
+            try:
+                value = from_json(kind, text, source=source)
+            except ConfigError as error:
+                raise ConfigError(f"{error}{_written_by(text)}") from None
             if not source.endswith(f"/{prefix}{name_of(value)}"):
                 raise ConfigError(f"{source}: its value is of node {name_of(value)!r}")
             return value
@@ -261,6 +267,13 @@ class _Reading:
 
     def _names_under(self, prefix: str) -> list[str]:
         return [key[len(prefix) :] for key in sorted(self._values) if key.startswith(prefix)]
+
+
+def _written_by(text: str) -> str:
+    """The version of the program that wrote a value, if the value carries one."""
+    with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+        return f"; version {str(json.loads(text)['version'])[:_MAX_SHOWN]} of megatron-hetero wrote it"
+    return ""
 
 
 def _text(data: bytes, source: str) -> str:

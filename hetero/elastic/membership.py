@@ -1,21 +1,22 @@
 """Keeps a node in a job by a lease of etcd, and follows what all others of the job have written there.
 
-Three threads: one watches for changes, one reads all keys after each, one keeps the lease alive. While etcd is away
-nothing is lost but the possibility to change something; the threads go on trying.
+Four threads: one watches for changes, one reads all keys after each, one keeps the lease alive, one tries whether etcd
+takes writes again when it did not. While etcd is away nothing is lost but the possibility to change something; the
+threads go on trying.
 """
 
-import hashlib
+import contextlib
 import math
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hetero.elastic.etcd import (
     EtcdAddress,
     EtcdConnection,
+    MemberOrder,
     delete_request,
     has_revision,
     has_value,
@@ -23,30 +24,20 @@ from hetero.elastic.etcd import (
     is_below,
     put_request,
 )
+from hetero.elastic.job_settings import settings_differences
 from hetero.elastic.job_store import STEP_DIGITS, JobState, JobStore
 from hetero.elastic.records import Epoch, JobSettings, NodeInfo, NodeReport, Notice, Outcome, RestorePoint
+from hetero.elastic.store_health import Pauses, StoreHealth, Trouble
 from hetero.errors import ConfigError, MembershipStoreError
 from hetero.serialization import to_json
 
 _READ_AT_LEAST_EVERY_S = 2.0
-_RETRY_S = 0.25
-"""Between two tries to reach an etcd that is away."""
+_SIGNS_OF_LIFE_PER_LEASE = 3
+"""So one or two may be lost on the way."""
+_LASTING_WATCH_S = 5.0
+"""A watch that ends sooner is taken for one that does not work: pauses between the next ones grow."""
 _NOTE_COMMITTED_EVERY_S = 1.0
 """At most; the first one is noted at once, as it is the one after which no run may begin anew."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trouble:
-    """What keeps this node from reading or changing anything in etcd.
-
-    since_s: when it began, by ``time.monotonic``.
-    problem: for people, with etcd's own words.
-    takes_no_writes: etcd answers reads; only changes fail.
-    """
-
-    since_s: float
-    problem: str
-    takes_no_writes: bool
 
 
 class Membership:
@@ -54,11 +45,9 @@ class Membership:
 
     Attributes:
         state: the newest that was read.
-        trouble: with reading or writing, ``None`` as long as there is none.
         evicted: the lease is over, or another has taken the place of this node.
         lease_s: what etcd has granted; what was asked for as long as it has granted nothing.
-        failure: what ended one of the threads. This node is blind then, or its lease is not kept.
-        went_back: how one sees that etcd has lost what it had, for people; stays once it is set.
+        failure: what ended one of the threads: this node is blind then, or its lease is not kept.
     """
 
     def __init__(self, address: EtcdAddress, job: str, *, lease_s: int, on_change: Callable[[], None]) -> None:
@@ -66,37 +55,54 @@ class Membership:
         self.evicted = False
         self.lease_s = lease_s
         self.failure: BaseException | None = None
-        self.went_back: str | None = None
-        self._troubles: dict[str, Trouble] = {}
-        self._address = address
+        self._health = StoreHealth(f"etcd at {', '.join(address.urls)}")
         self._asked_lease_s = lease_s
         self._on_change = on_change
-        self._reader = JobStore(address, job)
-        self._writer = JobStore(address, job)
-        self._leases = EtcdConnection(address)
+        order = MemberOrder(address)
+        self._reader = JobStore(address, job, order=order)
+        self._writer = JobStore(address, job, order=order)
+        self._watcher = EtcdConnection(address, order=order)
+        self._leases = EtcdConnection(address, order=order)
         self._leases_lock = threading.Lock()
+        self._state_lock = threading.Lock()
         self._lease: int | None = None
         self._node: NodeInfo | None = None
         self._noted, self._noted_s = 0, -math.inf
         self._changed = threading.Event()
         self._closed = threading.Event()
+        self._read_pauses = Pauses()
         self._threads = [
             threading.Thread(target=self._run, args=(run,), name=f"etcd-{name}", daemon=True)
-            for name, run in (("watch", self._watch), ("read", self._read), ("lease", self._stay))
+            for name, run in (
+                ("watch", self._watch),
+                ("read", self._read),
+                ("lease", self._stay),
+                ("write-check", self._try_writes),
+            )
         ]
 
     @property
     def trouble(self) -> Trouble | None:
-        """The earliest trouble that is not over."""
-        return min(self._troubles.copy().values(), key=lambda trouble: trouble.since_s, default=None)
+        """What keeps this node from reading or writing; ``None`` if nothing does."""
+        return self._health.trouble
+
+    @property
+    def went_back(self) -> str | None:
+        """How one sees that etcd has lost what it had, for people; ``None`` if it has not. Stays once it is set."""
+        return self._health.went_back
 
     def start(self) -> JobState:
         """Read the job's keys, and go on doing so whenever they change.
 
         Raises:
-            MembershipStoreError: etcd does not answer.
+            MembershipStoreError: etcd does not answer. The next call pauses before it asks again.
+            ConfigError: a key cannot be read without which this node cannot join.
         """
-        self.state = self._reader.read()
+        if self.trouble is not None:
+            self._closed.wait(self._read_pauses.seconds)
+        self._read_once()
+        for key in ("token", "epoch", "finished"):
+            _check_readable(self.state, key)
         for thread in self._threads:
             thread.start()
         return self.state
@@ -104,24 +110,24 @@ class Membership:
     def close(self) -> None:
         """Leave the job, if etcd answers, and end the threads."""
         self._closed.set()
-        self._changed.set()
-        if self._lease is not None:
-            try:
-                with self._leases_lock:
-                    self._leases.revoke(self._lease)
-            except MembershipStoreError:
-                # It ends by itself.
-                pass
-        for store in (self._reader, self._writer, self._leases):
+        with self._leases_lock, contextlib.suppress(MembershipStoreError):
+            # If etcd is away, it ends by itself.
+            self._leave()
+        self._watcher.interrupt()
+        for event in (self._changed, self._health.answers_reads, self._health.fails_writes):
+            event.set()
+        for store in (self._reader, self._writer, self._leases, self._watcher):
             store.close()
 
     def claim_token(self) -> str:
         """The token of the job, drawn here if there is none yet."""
         key = self._writer.key("token")
         self._write([is_absent(key)], [put_request(key, secrets.token_hex(32))])
-        token = self._writer.read().token
-        assert token is not None
-        return token
+        state = self._read_once()
+        _check_readable(state, "token")
+        if state.token is None:
+            raise MembershipStoreError(f"etcd lost {key} as soon as it was written; the job's keys are being deleted")
+        return state.token
 
     def agree_on_settings(self, settings: JobSettings) -> None:
         """Make these the settings of the job, or check that they are.
@@ -129,42 +135,50 @@ class Membership:
         What is left of a job of which no node is there and that has not begun gives way.
 
         Raises:
-            ConfigError: the job has others; names what differs.
+            ConfigError: the job has others, and this names what differs; or those of the job cannot be read.
         """
         key, text = self._writer.key("settings"), to_json(settings)
         if self._write([is_absent(key)], [put_request(key, text)]):
             return
-        state = self._writer.read()
-        if state.settings is None or (state.epoch is None and not state.nodes):
+        state = self._read_once()
+        if state.epoch is None and not state.nodes:
             self._write([], [put_request(key, text)])
-        elif state.settings != settings:
-            differences = "; ".join(_differences(state.settings, settings))
+            return
+        _check_readable(state, "settings")
+        if state.settings is not None and state.settings != settings:
+            differences = "; ".join(settings_differences(state.settings, settings))
             raise ConfigError(
                 f"this agent does not fit to its job: {differences}. Start all agents with the same program, flags and "
                 "versions, or this one with another --job"
             )
 
     def join(self, node: NodeInfo) -> bool:
-        """Take the place of ``node.name``; whether it was free, or held by the incarnation that was last seen.
+        """Take the place of ``node.name``; whether it was as it was last seen: free, or held by another incarnation.
 
         Raises:
-            MembershipStoreError: etcd does not answer.
+            MembershipStoreError: etcd does not answer, or takes no writes.
         """
+        key = f"nodes/{node.name}"
+        unchanged = has_revision(self._writer.key(key), self.state.revisions.get(key, 0))
         with self._leases_lock:
-            if (old := self._lease) is not None:
-                self._node = self._lease = None
-                self._leases.revoke(old)
-            granted = self._leases.grant(self._asked_lease_s)
-        lease, self.lease_s = granted.number, granted.seconds
-        key = self._writer.key(f"nodes/{node.name}")
-        seen = self.state.nodes.get(node.name)
-        condition = is_absent(key) if seen is None else has_value(key, to_json(seen))
-        if not self._write([condition], [put_request(key, to_json(node), lease=lease)]):
-            self.state = self._writer.read()
-            return False
-        self._node, self._lease, self.evicted = node, lease, False
+            with self._health.writing():
+                self._leave()
+                granted = self._leases.grant(self._asked_lease_s)
+            self.lease_s = granted.seconds
+            then = [put_request(self._writer.key(key), to_json(node), lease=granted.number)]
+            if self._closed.is_set() or not self._write([unchanged], then):
+                self._leases.revoke(granted.number)
+                self._read_once()
+                return False
+            self._node, self._lease, self.evicted = node, granted.number, False
         self._changed.set()
         return True
+
+    def _leave(self) -> None:
+        """Give up the lease, and all keys that hang on it."""
+        lease, self._node, self._lease = self._lease, None, None
+        if lease is not None:
+            self._leases.revoke(lease)
 
     def reopen(self, outcome_revision: int, settings: JobSettings) -> bool:
         """Have a job go on that has ended, with these settings; whether the outcome was still that of the revision."""
@@ -216,11 +230,12 @@ class Membership:
 
         The leader may, and anybody whose connection the node's host has refused: its agent is dead.
         """
-        key = self._writer.key
-        self._write(
-            [has_value(key(f"nodes/{node.name}"), to_json(node))],
-            [delete_request(key(f"nodes/{node.name}")), delete_request(key(f"reports/{node.name}"))],
-        )
+        key, state = self._writer.key, self.state
+        if state.nodes.get(node.name) == node:
+            self._write(
+                [has_revision(key(f"nodes/{node.name}"), state.revisions[f"nodes/{node.name}"])],
+                [delete_request(key(f"nodes/{node.name}")), delete_request(key(f"reports/{node.name}"))],
+            )
         self._write([has_value(key("leader"), node.incarnation)], [delete_request(key("leader"))])
 
     def report(self, report: NodeReport) -> None:
@@ -230,12 +245,16 @@ class Membership:
         self._note_committed(max((rank.committed for rank in report.ranks), default=0))
 
     def _note_committed(self, step: int) -> None:
-        """Never to a smaller step, whoever else notes one."""
-        if step <= max(self.state.committed, self._noted) or time.monotonic() < self._noted_s + _NOTE_COMMITTED_EVERY_S:
+        """Note a step that is committed, never a smaller one than another node has noted."""
+        state = self.state
+        if step <= max(state.committed, self._noted) or time.monotonic() < self._noted_s + _NOTE_COMMITTED_EVERY_S:
             return
         key, text = self._writer.key("committed"), f"{step:0{STEP_DIGITS}d}"
+        may_replace = is_below(key, text)
+        if "committed" in state.unreadable:
+            may_replace = has_revision(key, state.revisions["committed"])
         if not self._write([is_absent(key)], [put_request(key, text)]):
-            self._write([is_below(key, text)], [put_request(key, text)])
+            self._write([may_replace], [put_request(key, text)])
         self._noted, self._noted_s = step, time.monotonic()
 
     def put_notice(self, notice: Notice) -> None:
@@ -268,17 +287,19 @@ class Membership:
 
     def _write(self, conditions: Sequence[Mapping[str, Any]], then: Sequence[Mapping[str, Any]]) -> bool:
         """Make a transaction; whether the conditions held."""
-        try:
-            result = self._writer.write(conditions, then)
-        except MembershipStoreError as error:
-            self._note_trouble("writes", error)
-            raise
-        self._troubles.pop("writes", None)
-        return result.succeeded
+        with self._health.writing():
+            try:
+                return self._transact(conditions, then)
+            except MembershipStoreError:
+                # Whether etcd is away, or takes no writes alone, a read will show.
+                self._changed.set()
+                raise
 
-    def _note_trouble(self, kind: str, error: MembershipStoreError) -> None:
-        since_s = self._troubles[kind].since_s if kind in self._troubles else time.monotonic()
-        self._troubles[kind] = Trouble(since_s=since_s, problem=str(error), takes_no_writes=kind == "writes")
+    def _transact(self, conditions: Sequence[Mapping[str, Any]], then: Sequence[Mapping[str, Any]]) -> bool:
+        seen = self._health.newest_revision
+        result = self._writer.write(conditions, then)
+        self._check_revision(result.revision, seen=seen)
+        return result.succeeded
 
     def _joined(self) -> tuple[NodeInfo, int]:
         assert self._node is not None, "join first"
@@ -294,82 +315,107 @@ class Membership:
             self._on_change()
 
     def _watch(self) -> None:
-        etcd = EtcdConnection(self._address)
+        """Have the keys read whenever one has changed."""
+        pauses = Pauses()
         while not self._closed.is_set():
+            # While the thread that reads finds etcd away, it is asked by that one alone.
+            self._health.answers_reads.wait()
+            began_s = time.monotonic()
             try:
-                for _ in etcd.changes(self._reader.key("")):
+                for _ in self._watcher.changes(self._reader.key("")):
                     self._changed.set()
                     if self._closed.is_set():
                         break
             except MembershipStoreError:
-                self._closed.wait(_RETRY_S)
-        etcd.close()
+                if time.monotonic() > began_s + _LASTING_WATCH_S:
+                    pauses.reset()
+                self._closed.wait(pauses.seconds)
+                pauses.grow()
+            else:
+                pauses.reset()
 
     def _read(self) -> None:
+        """Read all keys whenever one has changed, and now and then in case the watch has missed that."""
         while not self._closed.is_set():
-            self._changed.wait(_RETRY_S if "reads" in self._troubles else _READ_AT_LEAST_EVERY_S)
+            is_away = not self._health.answers_reads.is_set()
+            self._changed.wait(self._read_pauses.seconds if is_away else _READ_AT_LEAST_EVERY_S)
             self._changed.clear()
             if self._closed.is_set():
                 return
-            # Before the read: what it finds may be from before a place was taken.
-            node = self._node
-            known = self.state
-            try:
+            with contextlib.suppress(MembershipStoreError):
+                self._read_once()
+                self._watcher.follow_order()
+            self._on_change()
+
+    def _read_once(self) -> JobState:
+        """Read all keys, and take what was read for the state of the job; returns it."""
+        # Before the read: what it finds may be from before a place was taken.
+        known, node, seen = self.state, self._node, self._health.newest_revision
+        try:
+            with self._health.reading():
                 state = self._reader.read()
-            except MembershipStoreError as error:
-                self._note_trouble("reads", error)
-            else:
-                self._troubles.pop("reads", None)
-                if state.revision < known.revision:
-                    self.went_back = f"its revision is {state.revision} and was {known.revision}"
+        except MembershipStoreError:
+            self._read_pauses.grow()
+            raise
+        self._read_pauses.reset()
+        self._check_revision(state.revision, seen=seen)
+        self._health.check_epoch(state, known=known)
+        with self._state_lock:
+            # Another thread may have read a newer one in the meantime.
+            if self.went_back is None and state.revision >= self.state.revision:
                 if node is not None and node is self._node:
                     self.evicted = state.nodes.get(node.name) != node
                 self.state = state
+        return state
+
+    def _check_revision(self, revision: int, *, seen: int) -> None:
+        self._health.check_revision(revision, seen=seen)
+        if self.went_back is not None:
             self._on_change()
 
     def _stay(self) -> None:
         """Keep the lease alive. While etcd is away a lease may end or not: etcd says so when it is back."""
-        while not self._closed.wait(self.lease_s / 4):
-            lease = self._lease
-            if lease is None:
-                continue
+        is_away = False
+        while not self._closed.wait(self.lease_s / _SIGNS_OF_LIFE_PER_LEASE):
+            with self._leases_lock:
+                lease = self._lease
+                if lease is None:
+                    continue
+                try:
+                    self.evicted = self.evicted or not self._leases.keep_alive(lease)
+                except MembershipStoreError:
+                    is_away = True
+                    continue
+            if self.evicted:
+                self._on_change()
+            if is_away:
+                # The thread that reads waits longer and longer.
+                is_away = False
+                self._changed.set()
+
+    def _try_writes(self) -> None:
+        """While writes fail, find out whether they work again, by a transaction that changes nothing."""
+        key, pauses = self._writer.key("token"), Pauses()
+        while not self._closed.is_set():
+            self._health.fails_writes.wait()
+            self._health.answers_reads.wait()
+            if self._closed.wait(pauses.seconds):
+                return
             try:
-                with self._leases_lock:
-                    alive = self._leases.keep_alive(lease)
+                with self._health.writing(is_try=True):
+                    # etcd decides whether it takes a write before it looks at the condition, which never holds.
+                    self._transact([has_revision(key, -1)], [put_request(key, "")])
             except MembershipStoreError:
-                continue
-            if not alive and lease == self._lease:
-                self.evicted = True
+                pauses.grow()
+            else:
+                pauses.reset()
                 self._on_change()
 
 
-def settings_checksum(settings: JobSettings) -> str:
-    """Short text that differs wherever the settings do, for :class:`~hetero.elastic.records.NodeInfo`."""
-    return hashlib.sha256(to_json(settings).encode()).hexdigest()[:16]
-
-
-def _differences(there: JobSettings, here: JobSettings) -> list[str]:
-    """What differs, in words."""
-    said = []
-    if there.program != here.program:
-        said.append(f"the program is {here.program} here and {there.program} in the job")
-    if there.flags != here.flags:
-        only_here = [each for each in here.flags if each not in there.flags]
-        only_there = [each for each in there.flags if each not in here.flags]
-        if only_here or only_there:
-            said.append(
-                f"flags: here {' '.join(only_here) or 'nothing'}, in the job {' '.join(only_there) or 'nothing'}"
-            )
-        else:
-            said.append("the flags come in another order")
-    for flag, mine, theirs in (
-        ("--object-store", here.object_store, there.object_store),
-        ("--upload-every", here.upload_every, there.upload_every),
-    ):
-        if mine != theirs:
-            said.append(f"{flag} is {mine or 'not given'} here and {theirs or 'not given'} in the job")
-    for name in sorted({*there.versions, *here.versions}):
-        mine, theirs = here.versions.get(name, "missing"), there.versions.get(name, "missing")
-        if mine != theirs:
-            said.append(f"{name} is {mine} here and {theirs} in the job")
-    return said
+def _check_readable(state: JobState, key: str) -> None:
+    """Raise a ConfigError if a key cannot be read without which no node can join."""
+    if (problem := state.unreadable.get(key)) is not None:
+        raise ConfigError(
+            f"{problem}; write it again as it was, or give up what the job has and delete its keys (hetero elastic "
+            "forget)"
+        )

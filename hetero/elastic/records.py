@@ -8,6 +8,8 @@ whole step  one of which some node has a copy of every unit of its epoch
 committed   a step whose copies were all whole on two failure domains when the ranks voted
 """
 
+import functools
+import importlib.metadata
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -291,19 +293,28 @@ class NodeReport:
     uploaded: UploadedUnits | None = None
 
 
+@functools.cache
+def _program_version() -> str:
+    return importlib.metadata.version("megatron-hetero")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice:
     """A node is going to leave, or is asked to.
 
+    Other versions of this program may write one: what they say beyond this is left out.
+
     reason: who said so, for people.
     seconds: until it is gone in any case, counted from when the notice was put; ``None`` if nobody hurries.
+    version: of the program that wrote it.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = {**STRICT, "extra": "ignore"}
 
     node: str
     reason: str
     seconds: float | None = None
+    version: str = field(default_factory=_program_version)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from hetero.elastic.etcd import EtcdAddress
+from hetero.elastic.membership import Membership
 from tests.helpers.azurite_server import AzuriteServer, azurite
 from tests.helpers.etcd import EtcdServer
 from tests.helpers.gcs_double import GcsDouble
+from tests.helpers.job_records import node
 from tests.helpers.s3_server import S3Server
 
 _JOBS = itertools.count()
@@ -77,3 +80,20 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
         return f"{kind}://bucket/{tmp_path.name}"
 
     return url
+
+
+@pytest.fixture
+def join(etcd: EtcdServer, job: str) -> Iterator[Callable[..., Membership]]:
+    """Makes members of a job, with leases of 2 s."""
+    members = []
+
+    def make(name: str, *, incarnation: str = "first", address: EtcdAddress = etcd.address) -> Membership:
+        member = Membership(address, job, lease_s=2, on_change=lambda: None)
+        members.append(member)
+        member.start()
+        assert member.join(node(name, incarnation))
+        return member
+
+    yield make
+    for member in members:
+        member.close()

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,77 +12,20 @@ from hetero.elastic.etcd import EtcdAddress
 from hetero.elastic.job_store import JobState, JobStore
 from hetero.elastic.leader import Leader
 from hetero.elastic.leadership import LeaderSettings
-from hetero.elastic.membership import Membership, settings_checksum
+from hetero.elastic.membership import Membership
 from hetero.elastic.records import (
-    Epoch,
-    EpochNode,
     JobSettings,
-    NodeInfo,
     NodeReport,
     Notice,
     Outcome,
     RankReport,
-    RestorePoint,
 )
 from hetero.elastic.stragglers import StragglerSettings
 from hetero.errors import ConfigError, MembershipStoreError
-from tests.helpers.commands import good_plan
 from tests.helpers.etcd import EtcdServer
+from tests.helpers.job_records import SETTINGS, epoch, node
 from tests.helpers.ports import free_ports
-
-SETTINGS = JobSettings(program="pretrain_gpt.py", flags=("--lr", "0.1"), versions={"torch": "2.13.0"})
-
-
-def node(name: str, incarnation: str = "first") -> NodeInfo:
-    return NodeInfo(
-        name=name,
-        incarnation=f"{incarnation} of {name}",
-        node_type="box",
-        num_ranks=1,
-        host="127.0.0.1",
-        port=1,
-        failure_domain=name,
-        settings=settings_checksum(SETTINGS),
-    )
-
-
-def epoch(number: int) -> Epoch:
-    start = RestorePoint(epoch=0, step=0)
-    return Epoch(
-        number=number,
-        plan=good_plan(),
-        nodes=(EpochNode(node=node("a"), ranks=(0,)),),
-        start=start,
-        lineage={number: start},
-        sources={},
-        rendezvous_host="127.0.0.1",
-        rendezvous_port=2,
-        reason="test",
-    )
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "never came"
-        time.sleep(0.01)
-
-
-@pytest.fixture
-def join(etcd: EtcdServer, job: str) -> Iterator[Callable[..., Membership]]:
-    """Makes members of a job, with leases of 2 s."""
-    members = []
-
-    def make(name: str, *, incarnation: str = "first", address: EtcdAddress = etcd.address) -> Membership:
-        member = Membership(address, job, lease_s=2, on_change=lambda: None)
-        members.append(member)
-        member.start()
-        assert member.join(node(name, incarnation))
-        return member
-
-    yield make
-    for member in members:
-        member.close()
+from tests.helpers.waiting import wait_until
 
 
 def test_members_see_what_others_say(join: Callable[..., Membership]) -> None:

@@ -1,0 +1,38 @@
+"""Compares the settings that have to be the same on all nodes of a job."""
+
+import hashlib
+
+from hetero.elastic.records import JobSettings
+from hetero.serialization import to_json
+
+
+def settings_checksum(settings: JobSettings) -> str:
+    """Make a short text that differs wherever the settings do, for :class:`~hetero.elastic.records.NodeInfo`."""
+    return hashlib.sha256(to_json(settings).encode()).hexdigest()[:16]
+
+
+def settings_differences(there: JobSettings, here: JobSettings) -> list[str]:
+    """Say in words what differs between the settings in the job and those of this agent."""
+    said = []
+    if there.program != here.program:
+        said.append(f"the program is {here.program} here and {there.program} in the job")
+    if there.flags != here.flags:
+        only_here = [each for each in here.flags if each not in there.flags]
+        only_there = [each for each in there.flags if each not in here.flags]
+        if only_here or only_there:
+            said.append(
+                f"flags: here {' '.join(only_here) or 'nothing'}, in the job {' '.join(only_there) or 'nothing'}"
+            )
+        else:
+            said.append("the flags come in another order")
+    for flag, mine, theirs in (
+        ("--object-store", here.object_store, there.object_store),
+        ("--upload-every", here.upload_every, there.upload_every),
+    ):
+        if mine != theirs:
+            said.append(f"{flag} is {mine or 'not given'} here and {theirs or 'not given'} in the job")
+    for name in sorted({*there.versions, *here.versions}):
+        mine, theirs = here.versions.get(name, "missing"), there.versions.get(name, "missing")
+        if mine != theirs:
+            said.append(f"{name} is {mine} here and {theirs} in the job")
+    return said

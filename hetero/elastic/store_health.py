@@ -1,0 +1,166 @@
+"""Follows how an etcd does: whether it answers reads, takes writes, and still has what it had.
+
+All requests of one agent go by it, whichever thread makes them: while reads fail, only the thread that reads asks;
+while writes fail, only one that tries. So no etcd that is away, and no proxy in front of it, is flooded.
+"""
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hetero.elastic.job_store import JobState
+from hetero.errors import MembershipStoreError, StoreRefusalError
+
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 1.25
+"""Between two tries of a thread, which double from the first pause to the longest. With signs of life for a lease of
+3 s, one a second, an etcd that is away is asked 1.8 times a second; when it is back, that is noticed within 1.25 s."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trouble:
+    """What keeps this node from reading or changing anything in etcd.
+
+    since_s: when it began, by ``time.monotonic``.
+    problem: for people, with etcd's own words.
+    takes_no_writes: etcd answers reads; only changes fail.
+    """
+
+    since_s: float
+    problem: str
+    takes_no_writes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    since_s: float
+    error: MembershipStoreError
+
+
+class Pauses:
+    """Pauses between tries that fail, each twice as long as the one before, up to a limit."""
+
+    def __init__(self) -> None:
+        self.seconds = FIRST_PAUSE_S
+
+    def grow(self) -> None:
+        """Wait longer the next time."""
+        self.seconds = min(2 * self.seconds, LONGEST_PAUSE_S)
+
+    def reset(self) -> None:
+        """Wait for the shortest time again."""
+        self.seconds = FIRST_PAUSE_S
+
+
+class StoreHealth:
+    """What the requests of one agent have shown of its etcd.
+
+    Args:
+        where: names the etcd, for people.
+
+    Attributes:
+        answers_reads: set as long as the last read was answered.
+        fails_writes: set as long as the last write was not done.
+        went_back: how one sees that etcd has lost what it had, for people; stays once it is set.
+    """
+
+    def __init__(self, where: str) -> None:
+        self.answers_reads = threading.Event()
+        self.fails_writes = threading.Event()
+        self.went_back: str | None = None
+        self._where = where
+        self._read_failure: _Failure | None = None
+        self._write_failure: _Failure | None = None
+        self._read_s = -math.inf
+        self._newest_revision = 0
+        self._lock = threading.Lock()
+
+    @property
+    def newest_revision(self) -> int:
+        """The highest revision of the store that any answer had."""
+        return self._newest_revision
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """Trouble that is not over, since its first sign; ``None`` if there is none."""
+        reads, writes = self._read_failure, self._write_failure
+        failures = [failure for failure in (reads, writes) if failure is not None]
+        if not failures:
+            return None
+        # A write may be the first to find that etcd is away: a read that was made since has shown that it is not.
+        takes_no_writes = reads is None and (
+            isinstance(failures[0].error, StoreRefusalError) or self._read_s > failures[0].since_s
+        )
+        since_s = min(failure.since_s for failure in failures)
+        return Trouble(since_s=since_s, problem=str(failures[0].error), takes_no_writes=takes_no_writes)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Note whether a read, made within this context, is answered."""
+        began_s = time.monotonic()
+        try:
+            yield
+        except MembershipStoreError as error:
+            self._read_failure = _failed(self._read_failure, error)
+            self.answers_reads.clear()
+            raise
+        self._read_failure, self._read_s = None, began_s
+        self.answers_reads.set()
+
+    @contextlib.contextmanager
+    def writing(self, *, is_try: bool = False) -> Iterator[None]:
+        """Note whether a write, made within this context, is done.
+
+        Args:
+            is_try: it is made to see whether writes work again.
+
+        Raises:
+            MembershipStoreError: reads or writes fail, which is known already: nothing was asked.
+        """
+        known = self._read_failure or (None if is_try else self._write_failure)
+        if self.went_back is not None:
+            raise MembershipStoreError(self.went_back)
+        if known is not None:
+            raise type(known.error)(str(known.error))
+        try:
+            yield
+        except MembershipStoreError as error:
+            self._write_failure = _failed(self._write_failure, error)
+            self.fails_writes.set()
+            raise
+        self._write_failure = None
+        self.fails_writes.clear()
+
+    def check_revision(self, revision: int, *, seen: int) -> None:
+        """Check the revision of an answer against ``newest_revision`` as it was before the request was sent."""
+        if revision < seen:
+            self._note_rewind(f"its revision is {revision}, and was {seen} before")
+        with self._lock:
+            self._newest_revision = max(self._newest_revision, revision)
+
+    def check_epoch(self, state: JobState, *, known: JobState) -> None:
+        """Check the epoch of what was read against what was known before the request was sent.
+
+        Of a job with another token nothing is known, and an epoch that cannot be read says nothing.
+        """
+        if known.epoch is None or state.token != known.token or "epoch" in state.unreadable:
+            return
+        number = 0 if state.epoch is None else state.epoch.number
+        if number < known.epoch.number:
+            self._note_rewind(f"it has epoch {number or 'none'}, and had epoch {known.epoch.number} before")
+        elif number == known.epoch.number and state.epoch != known.epoch:
+            self._note_rewind(f"it has another epoch {number} than before")
+
+    def _note_rewind(self, sign: str) -> None:
+        if self.went_back is None:
+            self.went_back = (
+                f"{self._where} went back to an earlier state: {sign}; most likely it was restored from a snapshot, or "
+                "started on a copy of its data"
+            )
+
+
+def _failed(before: _Failure | None, error: MembershipStoreError) -> _Failure:
+    return _Failure(time.monotonic() if before is None else before.since_s, error)

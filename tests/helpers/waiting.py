@@ -1,0 +1,11 @@
+"""Waits for what another thread or process does."""
+
+import time
+from collections.abc import Callable
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "never came"
+        time.sleep(0.01)
