@@ -22,7 +22,8 @@ DOCS = [
     "mkdocstrings[python]>=1.0",
     "pymdown-extensions>=10.21",
 ]
-ELASTIC = ["aiohttp>=3.10", "etcd3gw>=2.4", "obstore>=0.6", "requests>=2.31"]
+# A watch is ended from another thread with a method that urllib3, which requests comes with, has had since 2.3.
+ELASTIC = ["aiohttp>=3.10", "etcd3gw>=2.4", "obstore>=0.6", "requests>=2.31", "urllib3>=2.3"]
 
 setup(
     name="megatron-hetero",

@@ -20,6 +20,7 @@ from etcd3gw.exceptions import Etcd3Exception
 
 from hetero.elastic.etcd_errors import is_lease_missing, is_timeout, store_error
 from hetero.errors import ConfigError, MembershipStoreError, StoreRefusalError
+from hetero.serialization import parse_json
 
 DEFAULT_ETCD_PORT = 2379
 
@@ -245,7 +246,7 @@ class EtcdConnection:
                 if response.status_code != requests.codes.ok:
                     raise Etcd3Exception(response.text, f"HTTP {response.status_code} {response.reason}")
                 for line in response.iter_lines(chunk_size=_CHUNK_BYTES):
-                    _check_watch(line)
+                    check_watch(line)
                     yield
             raise Etcd3Exception(None, "it has ended the watch")
         except (Etcd3Exception, OSError) as error:
@@ -299,14 +300,14 @@ class EtcdConnection:
         return store_error(error, self._address.urls, request_bytes=len(json.dumps(request)))
 
 
-def _check_watch(line: bytes) -> None:
+def check_watch(line: bytes) -> None:
     """Check a message of a watch.
 
     Raises:
         Etcd3Exception: etcd has ended it, or it is no message of etcd.
     """
     try:
-        message = json.loads(line)
+        message = parse_json(line.decode(), source="")
         result = message.get("result", {})
         ended = result.get("canceled", False) or "error" in message
         words = result.get("cancel_reason") or message.get("error") or "it has ended the watch"

@@ -4,7 +4,6 @@ Another member is asked only if one is away. etcd's gateway answers an error wit
 code of gRPC; what a proxy says instead has none, and means that etcd is away.
 """
 
-import json
 import ssl
 from collections.abc import Iterator, Sequence
 
@@ -12,6 +11,7 @@ import requests
 from etcd3gw.exceptions import Etcd3Exception
 
 from hetero.errors import ConfigError, MembershipStoreError, StoreRefusalError
+from hetero.serialization import parse_json
 
 _AWAY_CODES = frozenset({1, 2, 4, 13, 14})
 """Codes of gRPC that a member without a leader, or one that is ending, answers with: CANCELLED, UNKNOWN,
@@ -97,7 +97,7 @@ def _answer(error: Exception) -> tuple[int, str] | None:
     if not isinstance(error, Etcd3Exception):
         return None
     try:
-        said = json.loads(error.detail_text or "")
+        said = parse_json(error.detail_text or "", source="")
         return int(said["code"]), str(said.get("message") or said["error"])
     except (ValueError, TypeError, LookupError, AttributeError):
         return None

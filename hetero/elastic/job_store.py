@@ -18,7 +18,6 @@ Each value is read by itself. One that cannot be read is named in ``JobState.unr
 """
 
 import contextlib
-import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +37,7 @@ from hetero.elastic.etcd import (
 from hetero.elastic.records import Epoch, JobSettings, NodeInfo, NodeReport, Notice, Outcome, RestorePoint
 from hetero.elastic.recovery import BadCopy
 from hetero.errors import CheckpointError, ConfigError
-from hetero.serialization import from_json, to_json
+from hetero.serialization import from_json, parse_json, to_json
 
 _ROOT = "/hetero"
 
@@ -271,8 +270,8 @@ class _Reading:
 
 def _written_by(text: str) -> str:
     """The version of the program that wrote a value, if the value carries one."""
-    with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
-        return f"; version {str(json.loads(text)['version'])[:_MAX_SHOWN]} of megatron-hetero wrote it"
+    with contextlib.suppress(ConfigError, TypeError, LookupError):
+        return f"; version {str(parse_json(text, source='')['version'])[:_MAX_SHOWN]} of megatron-hetero wrote it"
     return ""
 
 

@@ -1,5 +1,8 @@
 """An etcd that is spoken to over TLS, and shows its certificate to those alone who show one."""
 
+import http.server
+import ssl
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +13,7 @@ from hetero.elastic.job_store import JobStore
 from hetero.elastic.membership import Membership
 from hetero.elastic.records import Notice
 from hetero.errors import ConfigError, HeteroError, MembershipStoreError
-from tests.helpers.certificates import make_certificates
+from tests.helpers.certificates import make_certificates, make_expired_certificate
 from tests.helpers.etcd import EtcdServer
 
 pytestmark = pytest.mark.timeout(120)
@@ -76,3 +79,25 @@ def test_wrong_certificates(
     )
     with pytest.raises(error, match=message):
         EtcdConnection(address).read("/")
+
+
+def test_an_expired_certificate(tmp_path: Path) -> None:
+    """Another file for --etcd-ca would not help."""
+    make_expired_certificate(tmp_path, "old")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(tmp_path / "old.pem", tmp_path / "old.key")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as listener:
+        listener.handle_error = lambda *_: None  # type: ignore[method-assign]  # The client hangs up.
+        listener.socket = tls.wrap_socket(listener.socket, server_side=True)
+        thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            address = EtcdAddress(urls=(f"https://127.0.0.1:{listener.server_port}",), ca=str(tmp_path / "old.pem"))
+            with pytest.raises(
+                MembershipStoreError, match=r"certificate has expired.*; renew the certificate"
+            ) as caught:
+                EtcdConnection(address).read("/")
+            assert "--etcd-ca" not in str(caught.value)
+        finally:
+            listener.shutdown()
+            thread.join()

@@ -14,11 +14,23 @@ class EtcdServer:
     Args:
         host: to listen at; another one than loopback's is for network namespaces.
         tls: its certificate and key; clients have to show the same one.
+        quota_bytes: of its data; beyond that it takes no writes.
+        election_timeout_ms: after which a member without a leader wants to be one; no lease is shorter than that.
     """
 
-    def __init__(self, folder: Path, *, host: str = "127.0.0.1", tls: tuple[Path, Path] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        host: str = "127.0.0.1",
+        tls: tuple[Path, Path] | None = None,
+        quota_bytes: int | None = None,
+        election_timeout_ms: int | None = None,
+    ) -> None:
         self._folder = folder
         self._tls = tls
+        self._quota_bytes = quota_bytes
+        self._election_timeout_ms = election_timeout_ms
         self._port, self._peer_port = free_ports(2)
         self._process: subprocess.Popen[bytes] | None = None
         self.url = f"{'http' if tls is None else 'https'}://{host}:{self._port}"
@@ -39,6 +51,10 @@ class EtcdServer:
             "logger": "zap",
             "log-level": "error",
         }
+        if self._quota_bytes is not None:
+            options["quota-backend-bytes"] = str(self._quota_bytes)
+        if self._election_timeout_ms is not None:
+            options["election-timeout"] = str(self._election_timeout_ms)
         if self._tls is not None:
             certificate, key = map(str, self._tls)
             options |= {"cert-file": certificate, "key-file": key, "trusted-ca-file": certificate}

@@ -14,6 +14,7 @@ class EtcdProxy:
 
     Attributes:
         says_503: every request is answered so, at once.
+        is_silent: nothing is passed on, in either direction, as by a host that stands still.
         write_delay_s: a transaction is answered so much later.
         drops_watches: a watch is ended as soon as it has begun.
         requests: how many there were, by path.
@@ -21,6 +22,7 @@ class EtcdProxy:
 
     def __init__(self, url: str) -> None:
         self.says_503 = False
+        self.is_silent = False
         self.write_delay_s = 0.0
         self.drops_watches = False
         self.requests: Counter[str] = Counter()
@@ -48,6 +50,7 @@ class EtcdProxy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.is_silent = False
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -59,6 +62,8 @@ class EtcdProxy:
             client.send_error(503)
             client.close_connection = True
             return
+        while self.is_silent:
+            time.sleep(0.05)
         if client.path.endswith("/kv/txn"):
             time.sleep(self.write_delay_s)
         etcd = http.client.HTTPConnection(str(self._etcd.hostname), self._etcd.port)
@@ -69,12 +74,14 @@ class EtcdProxy:
             client.send_header("Transfer-Encoding", "chunked")
             client.end_headers()
             while (part := answer.read1(1 << 16)) and not self.says_503:
+                while self.is_silent:
+                    time.sleep(0.05)
                 client.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
                 client.wfile.flush()
                 if self.drops_watches and client.path.endswith("/watch"):
                     break
             client.wfile.write(b"0\r\n\r\n")
-        except OSError:
+        except (OSError, http.client.HTTPException):
             client.close_connection = True
         finally:
             etcd.close()
