@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import requests
 from etcd3gw.client import Etcd3Client
 from etcd3gw.exceptions import Etcd3Exception
+from urllib3 import HTTPResponse
 
 from hetero.elastic.etcd_errors import is_lease_missing, is_timeout, store_error
 from hetero.errors import ConfigError, MembershipStoreError, StoreRefusalError
@@ -167,7 +168,7 @@ class EtcdConnection:
         self._order = MemberOrder(address) if order is None else order
         self._clients = {url: _client(url, address) for url in address.urls}
         self._is_away = False
-        self._watched: tuple[str, requests.Response] | None = None
+        self._watched: tuple[str, HTTPResponse] | None = None
         self._interrupted = False
 
     def close(self) -> None:
@@ -242,7 +243,7 @@ class EtcdConnection:
             with client.session.post(
                 client.get_url("/watch"), json=request, stream=True, timeout=(_ANSWER_WITHIN_S, _NEWS_WITHIN_S)
             ) as response:
-                self._watched = (url, response)
+                self._watched = (url, response.raw)
                 if response.status_code != requests.codes.ok:
                     raise Etcd3Exception(response.text, f"HTTP {response.status_code} {response.reason}")
                 for line in response.iter_lines(chunk_size=_CHUNK_BYTES):
@@ -268,7 +269,7 @@ class EtcdConnection:
         self._interrupted = True
         if (watched := self._watched) is not None:
             with contextlib.suppress(ValueError, RuntimeError, OSError):
-                watched[1].raw.shutdown()
+                watched[1].shutdown()
 
     def _call(self, path: str, request: Mapping[str, Any], parse: Callable[[dict[str, Any]], T]) -> T:
         """Ask the members one after the other until one answers.

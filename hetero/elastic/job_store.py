@@ -47,6 +47,9 @@ STEP_DIGITS = 20
 _MAX_SHOWN = 80
 """Characters of a wrong value that a message repeats."""
 
+_MAX_WORDS_BYTES = 4096
+"""Of a text for people; the rest of a longer one is left out."""
+
 _NO_REASON = "no reason was given"
 """Stands for an empty text under ``broken/`` or ``stop/``: that the key is there is what counts."""
 
@@ -245,7 +248,9 @@ class _Reading:
 
     def words(self, key: str) -> str | None:
         """A text for people: any bytes are one."""
-        return self._values[key].data.decode(errors="replace") or _NO_REASON if key in self._values else None
+        if (stored := self._values.get(key)) is None:
+            return None
+        return stored.data[:_MAX_WORDS_BYTES].decode(errors="replace") or _NO_REASON
 
     def value(self, key: str, parse: Callable[[str, str], T]) -> T | None:
         """The value of a key, parsed from its text and the name of its source, or the last that could be read."""

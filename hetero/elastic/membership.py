@@ -302,9 +302,11 @@ class Membership:
         return result.succeeded
 
     def _joined(self) -> tuple[NodeInfo, int]:
-        assert self._node is not None, "join first"
-        assert self._lease is not None, "join first"
-        return self._node, self._lease
+        # Of another thread's time: a node that was evicted leaves before it joins again.
+        node, lease = self._node, self._lease
+        if node is None or lease is None:
+            raise MembershipStoreError("this node is not in the job: it has left, or was evicted and joins again")
+        return node, lease
 
     def _run(self, thread: Callable[[], None]) -> None:
         """Run a thread; whatever ends it before it is to end, ends the agent."""
@@ -319,7 +321,8 @@ class Membership:
         pauses = Pauses()
         while not self._closed.is_set():
             # While the thread that reads finds etcd away, it is asked by that one alone.
-            self._health.answers_reads.wait()
+            if not self._health.answers_reads.wait(_READ_AT_LEAST_EVERY_S):
+                continue
             began_s = time.monotonic()
             try:
                 for _ in self._watcher.changes(self._reader.key("")):
@@ -397,8 +400,9 @@ class Membership:
         """While writes fail, find out whether they work again, by a transaction that changes nothing."""
         key, pauses = self._writer.key("token"), Pauses()
         while not self._closed.is_set():
-            self._health.fails_writes.wait()
-            self._health.answers_reads.wait()
+            is_due = self._health.fails_writes.wait(_READ_AT_LEAST_EVERY_S)
+            if not (is_due and self._health.answers_reads.wait(_READ_AT_LEAST_EVERY_S)):
+                continue
             if self._closed.wait(pauses.seconds):
                 return
             try:
