@@ -153,11 +153,6 @@ class JobStore:
         """Delete the notice of a node: it has left, or is back."""
         self.write([], [delete_request(self.key(f"notices/{node}"))])
 
-    def break_epoch(self, number: int, reason: str) -> None:
-        """Say that an epoch cannot go on; the first reason stays."""
-        key = self.key(f"broken/{number}")
-        self.write([is_absent(key)], [put_request(key, reason)])
-
     def forget(self) -> bool:
         """Delete all keys of the job, in one transaction, unless a node is in it; returns whether none was."""
         no_node = is_absent(self.key("nodes/"), prefix=True)
@@ -178,7 +173,10 @@ class JobStore:
         number = epoch.number if epoch is not None else 0
         nodes = reading.of_nodes("nodes/", NodeInfo, lambda node: node.name)
         leader = reading.words("leader")
-        committed = reading.value("committed", _step)
+        committed = reading.value("committed", _step) or 0
+        if "committed" in reading.unreadable:
+            # That the key is there means that something was committed.
+            committed = max(committed, 1)
         return JobState(
             token=reading.value("token", _token),
             settings=reading.single("settings", JobSettings),
@@ -189,8 +187,7 @@ class JobStore:
             stop=reading.words(f"stop/{number}"),
             reports=reading.of_nodes("reports/", NodeReport, lambda report: report.node),
             notices=reading.of_nodes("notices/", Notice, lambda notice: notice.node),
-            # At least 1: that the key is there means that something was committed.
-            committed=committed if committed is not None else int("committed" in keys.values),
+            committed=committed,
             bad_copies=frozenset(reading.bad_copies()),
             stored=reading.single("stored", RestorePoint),
             outcome=reading.single("finished", Outcome),

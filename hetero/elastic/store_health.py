@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from hetero.elastic.job_store import JobState
 from hetero.errors import MembershipStoreError, StoreRefusalError
 
-FIRST_PAUSE_S = 0.25
-LONGEST_PAUSE_S = 1.25
+_FIRST_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 1.25
 """Between two tries of a thread, which double from the first pause to the longest. With signs of life for a lease of
 3 s, one a second, an etcd that is away is asked 1.8 times a second; when it is back, that is noticed within 1.25 s."""
 
@@ -44,15 +44,15 @@ class Pauses:
     """Pauses between tries that fail, each twice as long as the one before, up to a limit."""
 
     def __init__(self) -> None:
-        self.seconds = FIRST_PAUSE_S
+        self.seconds = _FIRST_PAUSE_S
 
     def grow(self) -> None:
         """Wait longer the next time."""
-        self.seconds = min(2 * self.seconds, LONGEST_PAUSE_S)
+        self.seconds = min(2 * self.seconds, _LONGEST_PAUSE_S)
 
     def reset(self) -> None:
         """Wait for the shortest time again."""
-        self.seconds = FIRST_PAUSE_S
+        self.seconds = _FIRST_PAUSE_S
 
 
 class StoreHealth:

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(120)
 REQUESTS_PER_S = 2.0
 """Of an idle agent, or of one whose etcd is behind a proxy that refuses."""
 
-SECONDS = 5.0
+SECONDS = 4.0
 """For which requests are counted."""
 
 
