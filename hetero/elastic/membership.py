@@ -354,11 +354,13 @@ class Membership:
         """Read all keys, and take what was read for the state of the job; returns it."""
         # Before the read: what it finds may be from before a place was taken.
         known, node, seen = self.state, self._node, self._health.newest_revision
+        was_answered = self._health.answers_reads.is_set()
         try:
             with self._health.reading():
                 state = self._reader.read()
         except MembershipStoreError:
-            self._read_pauses.grow()
+            if not was_answered:
+                self._read_pauses.grow()
             raise
         self._read_pauses.reset()
         self._check_revision(state.revision, seen=seen)

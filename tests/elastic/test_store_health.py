@@ -101,6 +101,7 @@ def test_writes_that_take_too_long(join: Callable[..., Membership], etcd: EtcdSe
             member.close()
 
 
+@pytest.mark.slow
 def test_requests_per_second(etcd: EtcdServer) -> None:
     """Idle, then behind a proxy that answers 503 at once, which a node's writes do not change; then it is back."""
     with EtcdProxy(etcd.url) as short, EtcdProxy(etcd.url) as long:
@@ -148,6 +149,7 @@ def test_requests_per_second(etcd: EtcdServer) -> None:
                 member.close()
 
 
+@pytest.mark.slow
 def test_watches_that_end_at_once_are_made_slowly(join: Callable[..., Membership], etcd: EtcdServer) -> None:
     with EtcdProxy(etcd.url) as proxy:
         proxy.drops_watches = True
