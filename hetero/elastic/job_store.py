@@ -18,6 +18,7 @@ Each value is read by itself. One that cannot be read is named in ``JobState.unr
 """
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ STEP_DIGITS = 20
 """Digits of ``committed``: always as many, so that the order of texts is that of numbers."""
 
 _MAX_SHOWN = 80
-"""Characters of a wrong value that a message repeats."""
+"""Characters of a key, or of a wrong value, that a message repeats."""
 
 _MAX_WORDS_BYTES = 4096
 """Of a text for people; the rest of a longer one is left out."""
@@ -217,16 +218,18 @@ class _Reading:
     def of_nodes(self, prefix: str, kind: type[T], name_of: Callable[[T], str]) -> dict[str, T]:
         """The values of all keys with a prefix, by node, without those that cannot be read."""
 
-        def parse(text: str, source: str) -> T:
+        def parse(name: str, text: str, source: str) -> T:
             try:
                 value = from_json(kind, text, source=source)
             except ConfigError as error:
                 raise ConfigError(f"{error}{_written_by(text)}") from None
-            if not source.endswith(f"/{prefix}{name_of(value)}"):
-                raise ConfigError(f"{source}: its value is of node {name_of(value)!r}")
+            if name_of(value) != name:
+                raise ConfigError(f"{source}: its value is of node {name_of(value)[:_MAX_SHOWN]!r}")
             return value
 
-        values = {name: self.value(f"{prefix}{name}", parse) for name in self._names_under(prefix)}
+        values = {
+            name: self.value(f"{prefix}{name}", functools.partial(parse, name)) for name in self._names_under(prefix)
+        }
         return {
             name: value
             for name, value in values.items()
@@ -238,8 +241,10 @@ class _Reading:
         for name in self._names_under("bad/"):
             try:
                 BadCopy.parse(name)
-            except CheckpointError as error:
-                self.unreadable[f"bad/{name}"] = f"etcd {self._prefix}bad/{name[:_MAX_SHOWN]}: {error}"
+            except CheckpointError:
+                self.unreadable[f"bad/{name}"] = (
+                    f"{self._source(f'bad/{name}')}: it does not end with NODE/EPOCH/STEP/UNIT"
+                )
             else:
                 yield name
 
@@ -255,7 +260,7 @@ class _Reading:
             return None
         known = self._parsed.get(key)
         if known is None or known.revision != stored.revision:
-            source = f"etcd {self._prefix}{key}"
+            source = self._source(key)
             try:
                 known = _ParsedValue(stored.revision, parse(_text(stored.data, source), source))
             except ConfigError as error:
@@ -265,6 +270,9 @@ class _Reading:
             self.unreadable[key] = known.problem
         value: T | None = known.value
         return value
+
+    def _source(self, key: str) -> str:
+        return f"etcd {self._prefix}{key[:_MAX_SHOWN]}"
 
     def _names_under(self, prefix: str) -> list[str]:
         return [key[len(prefix) :] for key in sorted(self._values) if key.startswith(prefix)]

@@ -67,6 +67,7 @@ class Membership:
         self._state_lock = threading.Lock()
         self._lease: int | None = None
         self._node: NodeInfo | None = None
+        self._report: NodeReport | None = None
         self._noted, self._noted_s = 0, -math.inf
         self._changed = threading.Event()
         self._closed = threading.Event()
@@ -176,7 +177,7 @@ class Membership:
 
     def _leave(self) -> None:
         """Give up the lease, and all keys that hang on it."""
-        lease, self._node, self._lease = self._lease, None, None
+        lease, self._node, self._lease, self._report = self._lease, None, None, None
         if lease is not None:
             self._leases.revoke(lease)
 
@@ -241,6 +242,7 @@ class Membership:
     def report(self, report: NodeReport) -> None:
         """Tell the others what this node's ranks have said, and note what they have committed where it stays."""
         node, lease = self._joined()
+        self._report = report
         self._write([], [put_request(self._writer.key(f"reports/{node.name}"), to_json(report), lease=lease)])
         self._note_committed(max((rank.committed for rank in report.ranks), default=0))
 
@@ -379,7 +381,10 @@ class Membership:
             self._on_change()
 
     def _stay(self) -> None:
-        """Keep the lease alive. While etcd is away a lease may end or not: etcd says so when it is back."""
+        """Keep the lease alive, and this node's report in place.
+
+        While etcd is away a lease may end or not: etcd says so when it is back.
+        """
         is_away = False
         while not self._closed.wait(self.lease_s / _SIGNS_OF_LIFE_PER_LEASE):
             with self._leases_lock:
@@ -393,6 +398,10 @@ class Membership:
                     continue
             if self.evicted:
                 self._on_change()
+            elif (report := self._report) is not None and report.node not in self.state.reports:
+                # Somebody has deleted it or written over it, and other nodes may wait for what it says.
+                with contextlib.suppress(MembershipStoreError):
+                    self.report(report)
             if is_away:
                 # The thread that reads waits longer and longer.
                 is_away = False
