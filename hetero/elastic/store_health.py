@@ -36,8 +36,15 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
+    """A request that failed.
+
+    since_s: when the first one of those in a row did.
+    took_s: from the request to its failure.
+    """
+
     since_s: float
     error: MembershipStoreError
+    took_s: float
 
 
 class Pauses:
@@ -94,8 +101,11 @@ class StoreHealth:
         takes_no_writes = reads is None and (
             isinstance(failures[0].error, StoreRefusalError) or self._read_s > failures[0].since_s
         )
+        problem = str(failures[0].error)
+        if takes_no_writes and not isinstance(failures[0].error, StoreRefusalError):
+            problem = f"{self._where} answers reads, but no write in time; see whether its disk is slow or full"
         since_s = min(failure.since_s for failure in failures)
-        return Trouble(since_s=since_s, problem=str(failures[0].error), takes_no_writes=takes_no_writes)
+        return Trouble(since_s=since_s, problem=problem, takes_no_writes=takes_no_writes)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -104,7 +114,7 @@ class StoreHealth:
         try:
             yield
         except MembershipStoreError as error:
-            self._read_failure = _failed(self._read_failure, error)
+            self._read_failure = _failed(self._read_failure, error, began_s)
             self.answers_reads.clear()
             raise
         self._read_failure, self._read_s = None, began_s
@@ -120,7 +130,10 @@ class StoreHealth:
         Raises:
             MembershipStoreError: reads or writes fail, which is known already: nothing was asked.
         """
-        known = self._read_failure or (None if is_try else self._write_failure)
+        known, began_s = self._read_failure, time.monotonic()
+        # One that has waited in vain, as for a slow disk, has paused enough, and the next one may be done in time.
+        if known is None and not is_try and self._write_failure is not None:
+            known = self._write_failure if self._write_failure.took_s < _LONGEST_PAUSE_S else None
         if self.went_back is not None:
             raise MembershipStoreError(self.went_back)
         if known is not None:
@@ -128,7 +141,7 @@ class StoreHealth:
         try:
             yield
         except MembershipStoreError as error:
-            self._write_failure = _failed(self._write_failure, error)
+            self._write_failure = _failed(self._write_failure, error, began_s)
             self.fails_writes.set()
             raise
         self._write_failure = None
@@ -162,5 +175,6 @@ class StoreHealth:
             )
 
 
-def _failed(before: _Failure | None, error: MembershipStoreError) -> _Failure:
-    return _Failure(time.monotonic() if before is None else before.since_s, error)
+def _failed(before: _Failure | None, error: MembershipStoreError, began_s: float) -> _Failure:
+    now_s = time.monotonic()
+    return _Failure(now_s if before is None else before.since_s, error, now_s - began_s)

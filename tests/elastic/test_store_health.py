@@ -282,7 +282,10 @@ def test_trouble_lasts_from_its_first_sign_to_a_success_of_its_kind() -> None:
         pytest.fail("it is asked although reads fail")
     with health.reading():
         pass
-    assert health.trouble == type(first)(since_s=first.since_s, problem="gone", takes_no_writes=True)
+    writes = health.trouble
+    assert writes is not None
+    assert (writes.since_s, writes.takes_no_writes) == (first.since_s, True)
+    assert "answers reads, but no write in time" in writes.problem
     with pytest.raises(MembershipStoreError, match="gone"), health.writing():
         pytest.fail("it is asked although writes fail")
     with health.writing(is_try=True):
@@ -291,6 +294,24 @@ def test_trouble_lasts_from_its_first_sign_to_a_success_of_its_kind() -> None:
     fail("writing", StoreRefusalError("full"))
     assert health.trouble is not None
     assert health.trouble.takes_no_writes
+
+
+def test_a_write_that_has_waited_in_vain_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a slow disk each write may be the one that is done in time; a fast refusal is left to the tries."""
+    health, now_s = StoreHealth("etcd at URL"), 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+
+    def wait_in_vain() -> None:
+        nonlocal now_s
+        with health.writing():
+            now_s += 2.0
+            raise MembershipStoreError("timed out")
+
+    with pytest.raises(MembershipStoreError, match="timed out"):
+        wait_in_vain()
+    with health.writing():
+        pass
+    assert health.trouble is None
 
 
 def test_pauses_have_a_limit() -> None:
