@@ -30,6 +30,10 @@ _API = "/v3/"
 
 _ANSWER_WITHIN_S = 2.0
 
+_WRITE_WITHIN_S = 5.0
+"""More than for a read, as a write waits for the disk: with a second and more for each fsync, two that meet take longer
+than what a member that stands still may take. Reads find such a member, for all threads."""
+
 _NEWS_WITHIN_S = 5.0
 """A watch that says nothing for so long is made again: its connection may have been cut without a word."""
 
@@ -200,6 +204,7 @@ class EtcdConnection:
             lambda answer: TransactionResult(
                 succeeded=bool(answer.get("succeeded", False)), revision=_revision(answer)
             ),
+            within_s=_WRITE_WITHIN_S,
         )
 
     def grant(self, seconds: int) -> GrantedLease:
@@ -208,6 +213,7 @@ class EtcdConnection:
             "/lease/grant",
             {"TTL": seconds, "ID": 0},
             lambda answer: GrantedLease(number=int(answer["ID"]), seconds=int(answer["TTL"])),
+            within_s=_WRITE_WITHIN_S,
         )
 
     def keep_alive(self, lease: int) -> bool:
@@ -271,7 +277,14 @@ class EtcdConnection:
             with contextlib.suppress(ValueError, RuntimeError, OSError):
                 watched[1].shutdown()
 
-    def _call(self, path: str, request: Mapping[str, Any], parse: Callable[[dict[str, Any]], T]) -> T:
+    def _call(
+        self,
+        path: str,
+        request: Mapping[str, Any],
+        parse: Callable[[dict[str, Any]], T],
+        *,
+        within_s: float = _ANSWER_WITHIN_S,
+    ) -> T:
         """Ask the members one after the other until one answers.
 
         If none has, only one is asked the next time: who asks an etcd that is away does so again soon.
@@ -279,6 +292,7 @@ class EtcdConnection:
         last: Exception | None = None
         for url in self._order.urls[: 1 if self._is_away else None]:
             client = self._clients[url]
+            client.timeout = within_s
             try:
                 answer = parse(client.post(client.get_url(path), json=request))
             except (Etcd3Exception, OSError) as error:

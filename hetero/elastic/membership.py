@@ -231,12 +231,11 @@ class Membership:
 
         The leader may, and anybody whose connection the node's host has refused: its agent is dead.
         """
-        key, state = self._writer.key, self.state
-        if state.nodes.get(node.name) == node:
-            self._write(
-                [has_revision(key(f"nodes/{node.name}"), state.revisions[f"nodes/{node.name}"])],
-                [delete_request(key(f"nodes/{node.name}")), delete_request(key(f"reports/{node.name}"))],
-            )
+        key = self._writer.key
+        self._write(
+            [has_value(key(f"nodes/{node.name}"), to_json(node))],
+            [delete_request(key(f"nodes/{node.name}")), delete_request(key(f"reports/{node.name}"))],
+        )
         self._write([has_value(key("leader"), node.incarnation)], [delete_request(key("leader"))])
 
     def report(self, report: NodeReport) -> None:

@@ -91,7 +91,7 @@ def test_writes_that_take_too_long(join: Callable[..., Membership], etcd: EtcdSe
     with EtcdProxy(etcd.url) as proxy:
         member = join("a", address=EtcdAddress(urls=(proxy.url,)))
         try:
-            proxy.write_delay_s = 2.5
+            proxy.write_delay_s = 6.0
             with pytest.raises(MembershipStoreError, match=r"does not answer .*timed out"):
                 member.put_notice(Notice(node="a", reason="leave"))
             wait_until(lambda: member.trouble is not None and member.trouble.takes_no_writes)
