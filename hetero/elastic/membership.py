@@ -380,10 +380,7 @@ class Membership:
             self._on_change()
 
     def _stay(self) -> None:
-        """Keep the lease alive, and this node's report in place.
-
-        While etcd is away a lease may end or not: etcd says so when it is back.
-        """
+        """Keep the lease alive. While etcd is away a lease may end or not: etcd says so when it is back."""
         is_away = False
         while not self._closed.wait(self.lease_s / _SIGNS_OF_LIFE_PER_LEASE):
             with self._leases_lock:
@@ -397,21 +394,26 @@ class Membership:
                     continue
             if self.evicted:
                 self._on_change()
-            elif (report := self._report) is not None and report.node not in self.state.reports:
-                # Somebody has deleted it or written over it, and other nodes may wait for what it says.
-                with contextlib.suppress(MembershipStoreError):
-                    self.report(report)
             if is_away:
                 # The thread that reads waits longer and longer.
                 is_away = False
                 self._changed.set()
 
+    def _restore_report(self) -> None:
+        """Write this node's report again if somebody has deleted it or written over it: others may wait for it."""
+        report = self._report
+        if report is not None and not self.evicted and report.node not in self.state.reports:
+            with contextlib.suppress(MembershipStoreError):
+                self.report(report)
+
     def _try_writes(self) -> None:
         """While writes fail, find out whether they work again, by a transaction that changes nothing."""
         key, pauses = self._writer.key("token"), Pauses()
         while not self._closed.is_set():
-            is_due = self._health.fails_writes.wait(_READ_AT_LEAST_EVERY_S)
-            if not (is_due and self._health.answers_reads.wait(_READ_AT_LEAST_EVERY_S)):
+            if not self._health.fails_writes.wait(_READ_AT_LEAST_EVERY_S):
+                self._restore_report()
+                continue
+            if not self._health.answers_reads.wait(_READ_AT_LEAST_EVERY_S):
                 continue
             if self._closed.wait(pauses.seconds):
                 return

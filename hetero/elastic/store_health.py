@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hetero.elastic.etcd_errors import is_lease_missing
 from hetero.elastic.job_store import JobState
 from hetero.errors import MembershipStoreError, StoreRefusalError
 
@@ -141,6 +142,9 @@ class StoreHealth:
         try:
             yield
         except MembershipStoreError as error:
+            if is_lease_missing(error):
+                # That is this node's trouble, and not etcd's.
+                raise
             self._write_failure = _failed(self._write_failure, error, began_s)
             self.fails_writes.set()
             raise
