@@ -381,8 +381,10 @@ class Membership:
 
     def _stay(self) -> None:
         """Keep the lease alive. While etcd is away a lease may end or not: etcd says so when it is back."""
-        is_away = False
-        while not self._closed.wait(self.lease_s / _SIGNS_OF_LIFE_PER_LEASE):
+        is_away, asked_s = False, time.monotonic()
+        # From request to request: on a slow disk an answer may take most of a short lease.
+        while not self._closed.wait(asked_s + self.lease_s / _SIGNS_OF_LIFE_PER_LEASE - time.monotonic()):
+            asked_s = time.monotonic()
             with self._leases_lock:
                 lease = self._lease
                 if lease is None:
