@@ -47,6 +47,7 @@ def add_elastic(commands: Any) -> None:
     _add_store(actions)
     _add_status(actions)
     _add_leave(actions)
+    _add_forget(actions)
     _add_run(actions)
     add_report(actions)
 
@@ -314,11 +315,29 @@ def _run_status(args: argparse.Namespace) -> int:
 
     state = JobStore(etcd_address(args), args.job).read()
     if state.token is None:
-        raise ConfigError(f"etcd at {args.etcd} knows no job {args.job}; give the --job that its agents were given")
+        raise _no_such_job(args)
     console().print(_status_table(args.job, state))
+    for problem in state.unreadable.values():
+        print(problem)
+    if state.outcome is not None:
+        print(_way_on(args, state.outcome.exit_code))
     # The token opens the copies of all nodes.
     answer(args, lambda: {"job": args.job, "state": dataclasses.replace(state, token=None)})
     return 0
+
+
+def _no_such_job(args: argparse.Namespace) -> ConfigError:
+    return ConfigError(f"etcd at {args.etcd} knows no job {args.job}; give the --job that its agents were given")
+
+
+def _way_on(args: argparse.Namespace, exit_code: int) -> str:
+    """What to do after a job has ended with ``exit_code``."""
+    from hetero.elastic.ends import forget_command
+
+    forget = forget_command(etcd_address(args), args.job)
+    if exit_code == 0:
+        return f"to use its name again: {forget}"
+    return f"it goes on when its agents are started again under --job {args.job}; to give it up: {forget}"
 
 
 def _status_table(job: str, state: "JobState") -> Table:
@@ -393,6 +412,35 @@ def _run_leave(args: argparse.Namespace) -> int:
     store.put_notice(Notice(node=args.node, reason="hetero elastic leave"))
     print(f"node {args.node} leaves once the step in hand is committed")
     answer(args, lambda: {"job": args.job, "node": args.node, "leaves": True})
+    return 0
+
+
+def _add_forget(actions: Any) -> None:
+    parser = actions.add_parser(
+        "forget", help="delete what etcd has of a job that no node is in, to use its name again"
+    )
+    add_job_options(parser)
+    parser.set_defaults(run=_run_forget)
+
+
+def _run_forget(args: argparse.Namespace) -> int:
+    require("elastic", asked_by="hetero elastic")
+    from hetero.elastic.job_store import JobStore
+
+    store = JobStore(etcd_address(args), args.job)
+    state = store.read()
+    if state.token is None:
+        raise _no_such_job(args)
+    if not store.forget():
+        raise ConfigError(
+            f"job {args.job} has the nodes {', '.join(store.read().nodes)}; end their agents first (hetero elastic "
+            "leave NODE), or wait until the leases of lost ones are over"
+        )
+    print(
+        f"etcd knows job {args.job} no more: agents under this name begin another run, and each deletes what copies of "
+        "the old one its node has"
+    )
+    answer(args, lambda: {"job": args.job, "forgotten": True})
     return 0
 
 

@@ -8,14 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from hetero.commands.elastic import copies_folder, etcd_command, job_settings, straggler_settings
 from hetero.distributed.helper_processes import end_with_parent
 from hetero.elastic.etcd import EtcdAddress, wait_until_it_answers
+from hetero.elastic.job_settings import settings_differences
 from hetero.elastic.job_store import JobStore
 from hetero.errors import ConfigError, MembershipStoreError
 from hetero.serialization import load
@@ -23,6 +23,8 @@ from hetero.spec.cluster import ClusterSpec
 from hetero.standard_output import output_words
 
 _HOST = "127.0.0.1"
+
+_LOOK_EVERY_S = 0.2
 
 
 def run_on_this_machine(args: argparse.Namespace) -> int:
@@ -36,24 +38,80 @@ def run_on_this_machine(args: argparse.Namespace) -> int:
     straggler_settings(args)
     types = node_types(args.program, args.nodes)
     names = [f"node-{index}" for index in range(args.nodes)]
-    with _etcd() as url, contextlib.ExitStack() as cleanup:
-        agents = {}
-        for name, node_type in zip(names, types, strict=True):
-            cleanup.callback(shutil.rmtree, copies_folder(args.job, name), ignore_errors=True)
-            agents[name] = _started(_agent_command(args, url=url, name=name, node_type=node_type))
-            cleanup.callback(_end, agents[name])
-        print(f"etcd {url}, job {args.job}; try in another terminal:")
-        print(f"  {sys.executable} -m hetero elastic status --etcd {url} --job {args.job}")
-        print(f"  {sys.executable} -m hetero elastic leave --etcd {url} --job {args.job} {names[-1]}")
-        print(f"  kill -9 {agents[names[-1]].pid}     # {names[-1]} is lost with its ranks", flush=True)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: sys.exit(130))
-        for agent in agents.values():
-            agent.wait()
-        outcome = JobStore(EtcdAddress(urls=(url,)), args.job).read().outcome
-        if outcome is not None:
+    copies = [copies_folder(args.job, name) for name in names]
+    data = _logs(args) / "etcd" / args.job
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    exit_code = 1
+    try:
+        with _etcd(data) as (url, etcd), contextlib.ExitStack() as cleanup:
+            store = JobStore(EtcdAddress(urls=(url,)), args.job)
+            _check_kept_run(args, store, data=data, copies=copies)
+            agents = {}
+            for name, node_type in zip(names, types, strict=True):
+                agents[name] = _started(_agent_command(args, url=url, name=name, node_type=node_type))
+                cleanup.callback(_end, agents[name])
+            print(f"etcd {url}, job {args.job}; try in another terminal:")
+            print(f"  {sys.executable} -m hetero elastic status --etcd {url} --job {args.job}")
+            print(f"  {sys.executable} -m hetero elastic leave --etcd {url} --job {args.job} {names[-1]}")
+            print(f"  kill -9 {agents[names[-1]].pid}     # {names[-1]} is lost with its ranks", flush=True)
+            exit_code = _wait(agents.values(), etcd, store)
+    except SystemExit as stopped:
+        exit_code = int(stopped.code or 0)
+    if exit_code == 0:
+        for folder in (data, *copies):
+            shutil.rmtree(folder, ignore_errors=True)
+    elif any(folder.exists() for folder in copies):
+        print(
+            f"etcd's data is kept in {data}, copies in {copies[0].parent}: the same command goes on from the newest "
+            "step that is whole there",
+            flush=True,
+        )
+    return exit_code
+
+
+def _wait(agents: Collection["subprocess.Popen[bytes]"], etcd: "subprocess.Popen[bytes]", store: JobStore) -> int:
+    """Wait for the end of all agents; returns the exit code of the job."""
+    etcd_runs = True
+    while any(agent.poll() is None for agent in agents):
+        if etcd_runs and etcd.poll() is not None:
+            etcd_runs = False
+            print(
+                f"etcd has ended with the code {etcd.returncode}; agents train on, and end once they need it",
+                flush=True,
+            )
+        time.sleep(_LOOK_EVERY_S)
+    with contextlib.suppress(MembershipStoreError):
+        if etcd_runs and (outcome := store.read().outcome) is not None:
             return outcome.exit_code
-        return max((agent.returncode for agent in agents.values()), default=1) or 1
+    # One that was killed has not said how the job ended.
+    return max((agent.returncode if agent.returncode >= 0 else 1 for agent in agents), default=1)
+
+
+def _check_kept_run(args: argparse.Namespace, store: JobStore, *, data: Path, copies: Collection[Path]) -> None:
+    """See whether what an earlier run has left can be gone on with; one that had finished is forgotten.
+
+    Raises:
+        ConfigError: it had other settings and has not ended, or its copies are gone.
+    """
+    state = store.read()
+    again = f"to begin again, delete {data} and {', '.join(map(str, copies))}"
+    if state.outcome is not None and state.outcome.exit_code == 0:
+        # It was ended before it had removed this itself; leases of its nodes may last for a while.
+        while not store.forget():
+            time.sleep(_LOOK_EVERY_S)
+        return
+    has_begun = state.outcome is None and state.epoch_revision > state.revisions.get("settings", 0)
+    if has_begun and state.settings is not None and (said := settings_differences(state.settings, job_settings(args))):
+        raise ConfigError(
+            f"{data} has job {args.job}, which was stopped after step {state.committed}, with other settings: "
+            f"{'; '.join(said)}. Go on with the same command, give another --job, or {again}"
+        )
+    if state.committed and args.object_store is None and not any(folder.exists() for folder in copies):
+        raise ConfigError(
+            f"{data} has job {args.job}, of which step {state.committed} was committed, but its copies are gone, as "
+            f"after a restart of this machine; {again}, and give --load if the run has saved a checkpoint"
+        )
 
 
 def node_types(words: list[str], count: int) -> list[str]:
@@ -86,7 +144,7 @@ def _agent_command(args: argparse.Namespace, *, url: str, name: str, node_type: 
         "straggler-threshold": args.straggler_threshold,
         "straggler-after": args.straggler_after,
         "leave-within": args.leave_within,
-        "logs": args.logs or Path("elastic-logs") / args.job,
+        "logs": _logs(args),
         **({} if args.object_store is None else {"object-store": args.object_store}),
         "upload-every": args.upload_every,
         "keep-uploads": args.keep_uploads,
@@ -95,20 +153,30 @@ def _agent_command(args: argparse.Namespace, *, url: str, name: str, node_type: 
     return [sys.executable, "-m", "hetero", "elastic", "agent", *words, *output_words(args), "--", *args.program]
 
 
+def _logs(args: argparse.Namespace) -> Path:
+    logs: Path = args.logs or Path("elastic-logs") / args.job
+    return logs
+
+
 @contextlib.contextmanager
-def _etcd() -> Iterator[str]:
-    """An etcd in a folder of its own; its address."""
-    with tempfile.TemporaryDirectory(prefix="hetero-etcd-") as folder:
-        port, peer_port = _free_ports(2)
-        process = _started(etcd_command(data=Path(folder), host=_HOST, port=port, peer_port=peer_port))
-        url = f"http://{_HOST}:{port}"
+def _etcd(data: Path) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """Run an etcd with its data in a folder that stays; its address and its process.
+
+    Raises:
+        ConfigError: it did not start.
+    """
+    data.mkdir(parents=True, exist_ok=True)
+    port, peer_port = _free_ports(2)
+    process = _started(etcd_command(data=data, host=_HOST, port=port, peer_port=peer_port))
+    url = f"http://{_HOST}:{port}"
+    try:
         try:
             wait_until_it_answers(EtcdAddress(urls=(url,)), attempts=100, pause=lambda: time.sleep(0.1))
-            yield url
         except MembershipStoreError as error:
-            raise ConfigError(f"etcd did not start: {error}") from None
-        finally:
-            _end(process)
+            raise ConfigError(f"etcd did not start with its data in {data}, is another run there? {error}") from None
+        yield url, process
+    finally:
+        _end(process)
 
 
 def _started(words: list[str]) -> "subprocess.Popen[bytes]":

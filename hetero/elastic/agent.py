@@ -6,35 +6,38 @@ It imports no torch, and what it does never takes long: what does runs in thread
 import asyncio
 import contextlib
 import hashlib
+import math
 import signal
 import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TypeVar
 
 from hetero.distributed.process_output import ignore_output_errors
 from hetero.elastic.agent_options import AgentOptions
 from hetero.elastic.copy_folder import claimed_folder, delete_folder, remove_copy, remove_epochs_before
 from hetero.elastic.copy_server import CopyServer, server_tls
+from hetero.elastic.ends import AgentEnd, End, end_by_error, end_of, end_of_job
+from hetero.elastic.etcd_patience import EtcdPatience
 from hetero.elastic.events import EventLog
 from hetero.elastic.fork_server import ForkServer
+from hetero.elastic.job_entry import JobEntry
 from hetero.elastic.job_settings import settings_checksum
 from hetero.elastic.job_store import JobState
 from hetero.elastic.leader import Leader, LeaderTools
+from hetero.elastic.leaving import Leaving
 from hetero.elastic.membership import Membership
 from hetero.elastic.node_probe import ProbeAnswer, probe
 from hetero.elastic.notices import watch_metadata
 from hetero.elastic.planning_problem import PlanningProblem
 from hetero.elastic.planning_service import PlanningService
 from hetero.elastic.rank_watch import RankWatch
-from hetero.elastic.records import DESCRIBE_VARIABLE, Epoch, NodeInfo, NodeReport, Notice, Outcome
+from hetero.elastic.records import DESCRIBE_VARIABLE, Epoch, NodeInfo, NodeReport
 from hetero.elastic.recovery import BadCopy
 from hetero.elastic.uploads import Uploads
-from hetero.errors import CheckpointError, ConfigError, MembershipStoreError
+from hetero.errors import CheckpointError, ConfigError, HeteroError, MembershipStoreError
 from hetero.serialization import load
-
-T = TypeVar("T")
+from hetero.standard_output import tell_error
 
 _PROBE_EVERY_S = 0.5
 _TELL_STEPS_EVERY_S = 0.5
@@ -69,48 +72,76 @@ class Agent:
         self._stopping = 0
         self._news = asyncio.Event()
         self._urgent_news = asyncio.Event()
-        self._leaving: Notice | None = None
-        self._away = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._outcome: Outcome | None = None
+        self._life: asyncio.Task[AgentEnd] | None = None
+        self._has_joined = False
+        self._outcome: AgentEnd | None = None
+        self._patience = EtcdPatience(self._membership, limit_s=options.wait_for_etcd_s, events=self._events, show=show)
+        self._entry = JobEntry(options, self._membership, self._patience, events=self._events, show=show)
+        self._leaving = Leaving(
+            options, self._membership, events=self._events, show=show, end_at_once=self._end_at_once
+        )
 
-    async def run(self) -> int:
-        """Stay until the job has finished or this node leaves; returns the exit code.
+    async def run(self) -> AgentEnd:
+        """Stay until the job has ended or this node leaves, and end all that was started.
+
+        The copies of the node are deleted at exit code 0, and here alone.
+        """
+        self._events.note("agent_started")
+        self._life = asyncio.create_task(self._stay_in_job())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._leave_at_signal, number)
+        try:
+            end = await self._life
+        except asyncio.CancelledError:
+            # At once, whatever it was doing.
+            if self._outcome is None:
+                raise
+            end = self._outcome
+        except Exception as error:  # noqa: BLE001  (whatever ends an agent, its copies stay and its lease is given up)
+            end = end_by_error(error, has_joined=self._has_joined, has_finished=self._has_finished)
+        finally:
+            await self._close()
+        self._events.note("finished", detail=end.reason)
+        self._events.close()
+        if not end.keeps_copies:
+            delete_folder(self._options.folder)
+        return end
+
+    @property
+    def committed(self) -> int:
+        """The newest committed step that this node knows, 0 for none."""
+        return max(self._membership.state.committed, self._watch.committed)
+
+    @property
+    def _has_finished(self) -> bool:
+        """Whether all ranks of this node have finished the run, and are gone."""
+        reports = self._watch.reports
+        ranks = 0 if self._node is None else self._node.num_ranks
+        return (
+            not self._ranks.running and len(reports) == ranks > 0 and all(each.phase == "finished" for each in reports)
+        )
+
+    async def _stay_in_job(self) -> AgentEnd:
+        """Join the job, and live in it.
 
         Raises:
-            ConfigError: something about this node, its program or its job is wrong.
-            MembershipStoreError: etcd has not answered within the time that the options give it.
+            HeteroError: something about this node, its program, its job or etcd is wrong.
         """
         options = self._options
-        self._events.note("agent_started")
-        try:
-            state = await self._first_state()
-            if state.outcome is not None:
-                raise ConfigError(
-                    f"job {options.job} is over already: {state.outcome.reason}; start it anew under another --job"
-                )
-            await self._insist(lambda: self._membership.agree_on_settings(options.settings))
-            self._token = await self._insist(self._membership.claim_token)
-            # After what may end this agent at once, and from this thread, with which the server will end.
-            self._fork_server.start()
-            owner = f"{options.job} {hashlib.sha256(self._token.encode()).hexdigest()[:16]}"
-            if options.object_store is not None:
-                self._uploads = Uploads(
-                    options, holder=owner, events=self._events, show=self._show, on_news=lambda: self.news(urgent=True)
-                )
-            with claimed_folder(options.folder, job=owner):
-                async with self._serving() as port:
-                    await self._warm_up()
-                    await self._join(port)
-                    await self._live()
-        finally:
-            await self._end()
-        assert self._outcome is not None
-        self._events.note("finished", detail=self._outcome.reason)
-        self._events.close()
-        self._show(f"hetero: {self._outcome.reason}")
-        delete_folder(options.folder)
-        return self._outcome.exit_code
+        self._token = await self._entry.claim_token()
+        # After what may end this agent at once, and from this thread, with which the server will end.
+        self._fork_server.start()
+        owner = f"{options.job} {hashlib.sha256(self._token.encode()).hexdigest()[:16]}"
+        if options.object_store is not None:
+            self._uploads = Uploads(
+                options, holder=owner, events=self._events, show=self._show, on_news=lambda: self.news(urgent=True)
+            )
+        with claimed_folder(options.folder, job=owner):
+            async with self._serving() as port:
+                await self._warm_up()
+                await self._join(port)
+                return await self._live()
 
     def news(self, *, urgent: bool) -> None:
         """Have what the ranks have said told to the others."""
@@ -122,7 +153,7 @@ class Agent:
     def epoch_broke(self, epoch: int, reason: str) -> None:
         """End the ranks here at once, and tell the others to."""
         self._broken = (epoch, reason)
-        self._start(self._insist(lambda: self._membership.break_epoch(epoch, reason)))
+        self._start(self._patience.insist(lambda: self._membership.break_epoch(epoch, reason)))
         self._wake.set()
 
     def first_commit(self, epoch: int) -> None:
@@ -133,7 +164,7 @@ class Agent:
         """Have the node that has it delete it."""
         with contextlib.suppress(CheckpointError):
             copy = str(BadCopy.parse(detail))
-            self._start(self._insist(lambda: self._membership.report_bad_copy(copy)))
+            self._start(self._patience.insist(lambda: self._membership.report_bad_copy(copy)))
 
     @contextlib.asynccontextmanager
     async def _serving(self) -> AsyncIterator[int]:
@@ -187,33 +218,20 @@ class Agent:
             settings=settings_checksum(options.settings),
         )
         problem.counts_of([self._node])
-        if self._leaving is None:
+        if self._leaving.notice is None:
             # One that an earlier agent of this node was given, and did not live to see met.
-            await self._insist(lambda: self._membership.withdraw_notice(options.name))
-        while True:
-            before = self._membership.state.nodes.get(options.name)
-            is_free = before is None or (before.host, before.port) == (options.host, port)
-            if before is not None and not is_free:
-                answer = await probe(before)
-                if answer is ProbeAnswer.CONNECTED:
-                    raise ConfigError(
-                        f"node {options.name} is in job {options.job} already, at {before.host}:{before.port}; give "
-                        "each agent another --node-name"
-                    )
-                is_free = answer is ProbeAnswer.REFUSED
-            with contextlib.suppress(MembershipStoreError):
-                if is_free and await asyncio.to_thread(self._membership.join, self._node):
-                    break
-            await asyncio.sleep(_RETRY_S)
+            await self._patience.insist(lambda: self._membership.withdraw_notice(options.name))
+        if not self._has_joined:
+            await self._entry.enter()
+        await self._entry.join(self._node)
+        self._has_joined = True
         epoch = self._membership.state.epoch
         self._ended = epoch.number if epoch is not None else 0
         self.news(urgent=True)
         self._events.note("node_joined", epoch=self._ended)
 
-    async def _live(self) -> None:
+    async def _live(self) -> AgentEnd:
         """React to whatever happens until the end."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._leave_at_signal, number)
         for work in (self._ranks.show_output(), self._tell_news(), self._probe_nodes()):
             self._start(work)
         if self._options.metadata is not None:
@@ -223,34 +241,41 @@ class Agent:
             for task in [each for each in self._tasks if each.done()]:
                 self._tasks.discard(task)
                 task.result()
-            try:
-                until_s = await self._react(self._membership.state)
-            except MembershipStoreError:
-                # Changes wait until it is back; the threads of the membership say when.
-                until_s = time.monotonic() + _RETRY_S
-            timeout = None if until_s is None else max(0.0, until_s - time.monotonic())
+            times_s = [await self._react(self._membership.state), self._patience.deadline_s]
+            timeout = max(0.0, min((each for each in times_s if each is not None), default=math.inf) - time.monotonic())
             if self._outcome is None:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), timeout)
+                    await asyncio.wait_for(self._wake.wait(), None if timeout == math.inf else timeout)
+        return self._outcome
 
     async def _react(self, state: JobState) -> float | None:
         """Do what the state of the job asks of this node; until when there is nothing else to do."""
-        self._look_at_etcd(state)
-        if self._membership.evicted:
-            await self._come_back()
-            return time.monotonic()
+        self._entry.check_job(state)
         if state.outcome is not None:
             if state.outcome.exit_code == 0:
                 # They have said that they have finished, and are about to end.
                 await self._ranks.wait(_LAST_S)
             await self._watch.end(state.outcome.reason)
-            self._outcome = state.outcome
+            self._outcome = end_of_job(state.outcome.exit_code, state.outcome.reason)
             return None
+        if self._membership.evicted:
+            await self._come_back()
+            return time.monotonic()
         if state.epoch is not None:
             await self._follow(state.epoch, state)
-        await self._delete_bad_copies(state)
-        await self._leave_if_due(state)
-        return None if self._outcome is not None else await self._lead(state)
+        self._patience.need(not self._ranks.running)
+        self._patience.check(epoch=self._ended)
+        try:
+            await self._delete_bad_copies(state)
+            is_over = not self._ranks.running and (state.epoch is None or self._ended >= state.epoch.number)
+            if (end := await self._leaving.end_if_due(state, is_over_here=is_over)) is not None:
+                self._outcome = end
+                return None
+            until_s = await self._lead(state)
+        except MembershipStoreError:
+            # The membership asks nothing while it knows that etcd is in trouble, and says when that is over.
+            return time.monotonic() + _RETRY_S
+        return until_s
 
     async def _follow(self, epoch: Epoch, state: JobState) -> None:
         """Run the ranks of the newest epoch, if it goes on and has some here; end all others."""
@@ -283,7 +308,7 @@ class Agent:
         """Take the lead if nobody has it; with it, make the next move."""
         assert self._node is not None
         # Who leads serves the rendezvous of the next epoch, and has to be there as long as that is.
-        leaves = self._leaving is not None and state.stays_without(self._node.name)
+        leaves = self._leaving.notice is not None and state.stays_without(self._node.name)
         if leaves and state.leader == self._node.incarnation:
             await asyncio.to_thread(self._membership.resign)
             return None
@@ -331,26 +356,6 @@ class Agent:
         await self._watch.end("evicted")
         await self._join(self._node.port)
 
-    def _look_at_etcd(self, state: JobState) -> None:
-        """Say once that etcd is away, and that it is back.
-
-        Raises:
-            ConfigError: what is there now is another etcd, or an empty one.
-        """
-        trouble = self._membership.trouble
-        is_away = trouble is not None
-        if is_away != self._away:
-            self._away = is_away
-            problem = "" if trouble is None else trouble.problem
-            self._events.note("etcd_away" if is_away else "etcd_back", epoch=self._ended, detail=problem)
-            said = f"training goes on, but nothing can be changed: {problem}" if is_away else "etcd is back"
-            self._show(f"hetero: {said}")
-        if not is_away and state.token != self._token:
-            raise ConfigError(
-                f"etcd does not know the token of job {self._options.job} any more: its data is another's, or lost; "
-                "start all agents again, with etcd's old data or under another --job"
-            )
-
     async def _delete_bad_copies(self, state: JobState) -> None:
         for each in state.bad_copies:
             copy = BadCopy.parse(each)
@@ -363,44 +368,23 @@ class Agent:
                     await asyncio.to_thread(self._membership.forget_bad_copy, each)
 
     def _leave_at_signal(self, number: signal.Signals) -> None:
-        if self._leaving is not None or number == signal.SIGINT:
-            self._outcome = Outcome(exit_code=128 + number, reason=f"{number.name}: the node leaves at once")
-            self._wake.set()
-            return
-        self._leave(f"its agent got {number.name}", self._options.leave_within_s)
+        if self._leaving.notice is not None or number == signal.SIGINT or not self._has_joined:
+            reason = f"{number.name}: node {self._options.name} leaves at once"
+            self._end_at_once(end_of(End.SIGNALLED, reason, signal_number=number))
+        else:
+            self._leave(f"its agent got {number.name}", self._options.leave_within_s)
+
+    def _end_at_once(self, end: AgentEnd) -> None:
+        """End the agent, whatever it is doing."""
+        if self._outcome is None and self._life is not None and not self._life.done():
+            self._outcome = end
+            self._life.cancel()
 
     def _leave(self, reason: str, seconds: float | None) -> None:
         """Leave the job: the ranks finish the step in hand and commit it, if there is time."""
-        if self._leaving is not None:
-            return
-        notice = Notice(node=self._options.name, reason=reason, seconds=seconds)
-        self._note_notice(notice)
-        self._start(self._insist(lambda: self._membership.put_notice(notice)))
-
-    def _note_notice(self, notice: Notice) -> None:
-        self._leaving = notice
-        self._events.note("notice", epoch=self._ended, detail=notice.reason)
-        self._show(f"hetero: node {self._options.name} leaves: {notice.reason}")
-        if notice.seconds is not None:
-            self._loop.call_later(notice.seconds, self._give_up_leaving)
-
-    def _give_up_leaving(self) -> None:
-        if self._outcome is None:
-            self._outcome = Outcome(exit_code=0, reason="its time was over before the job had gone on without it")
-            self._wake.set()
-
-    async def _leave_if_due(self, state: JobState) -> None:
-        """End this agent once the others do not need it any more: its copies are theirs."""
-        assert self._node is not None
-        if self._leaving is None:
-            if (notice := state.notices.get(self._options.name)) is not None:
-                self._note_notice(notice)
-            return
-        if self._ranks.running or (state.epoch is not None and self._ended < state.epoch.number):
-            return
-        if state.goes_on_without(self._node.name) or not state.stays_without(self._node.name):
-            await asyncio.to_thread(self._membership.withdraw_notice, self._options.name)
-            self._outcome = Outcome(exit_code=0, reason=f"node {self._options.name} has left: {self._leaving.reason}")
+        is_over = self._life is None or self._life.done()
+        if not is_over and self._leaving.begin(reason, seconds):
+            self._start(self._patience.insist(self._leaving.put))
 
     async def _tell_news(self) -> None:
         """Write what ranks have said into etcd: what somebody may wait for at once, the rest now and then."""
@@ -410,7 +394,7 @@ class Agent:
                 await asyncio.wait_for(self._urgent_news.wait(), _TELL_STEPS_EVERY_S)
             self._news.clear()
             self._urgent_news.clear()
-            await self._insist(self._tell)
+            await self._patience.insist(self._tell)
 
     def _tell(self) -> None:
         assert self._node is not None
@@ -438,30 +422,7 @@ class Agent:
 
     async def _evict(self, node: NodeInfo) -> None:
         self._events.note("evicted", epoch=self._ended, detail=f"{node.name}: its host refuses connections")
-        await self._insist(lambda: self._membership.evict(node))
-
-    async def _first_state(self) -> JobState:
-        """The state of the job, once etcd answers: the agents of an array of jobs may be there before it."""
-        limit_s = self._options.wait_for_etcd_s
-        until_s = time.monotonic() + limit_s
-        while True:
-            try:
-                return await asyncio.to_thread(self._membership.start)
-            except MembershipStoreError as error:
-                if time.monotonic() >= until_s:
-                    raise
-                if not self._away:
-                    self._away = True
-                    self._show(f"hetero: {error}; it is asked again for {limit_s:g} s (--wait-for-etcd)")
-                await asyncio.sleep(_RETRY_S)
-
-    async def _insist(self, request: Callable[[], T]) -> T:
-        """Make a request of etcd, again and again while it is away."""
-        while True:
-            try:
-                return await asyncio.to_thread(request)
-            except MembershipStoreError:
-                await asyncio.sleep(_RETRY_S)
+        await self._patience.insist(lambda: self._membership.evict(node))
 
     def _start(self, work: Awaitable[None]) -> None:
         async def run() -> None:
@@ -475,18 +436,24 @@ class Agent:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._wake.set)
 
-    async def _end(self) -> None:
-        """End everything that was started, however far that had come."""
-        self._drop_lead()
-        for task in self._tasks:
-            task.cancel()
-        if self._uploads is not None:
-            await self._uploads.end()
-        await self._watch.end("the agent ends")
-        self._ranks.end_store()
-        if self._planning is not None:
-            self._planning.close()
-        await asyncio.to_thread(self._membership.close)
+    async def _close(self) -> None:
+        """End everything that was started, however far that had come; the lease first, so that the others go on."""
+        given_up = asyncio.ensure_future(asyncio.to_thread(self._membership.close))
+        try:
+            # From the last to the first; one that fails skips none of the others.
+            async with contextlib.AsyncExitStack() as steps:
+                steps.push_async_callback(asyncio.gather, given_up)
+                if self._planning is not None:
+                    steps.callback(self._planning.close)
+                steps.callback(self._ranks.end_store)
+                if self._uploads is not None:
+                    steps.push_async_callback(self._uploads.end)
+                steps.push_async_callback(self._watch.end, "the agent ends")
+                for task in self._tasks:
+                    steps.callback(task.cancel)
+                steps.callback(self._drop_lead)
+        except Exception as error:  # noqa: BLE001  (how the agent has ended is known by now)
+            self._show(f"hetero: the agent could not end all that it had started: {type(error).__name__}: {error}")
 
 
 def run_agent(options: AgentOptions) -> int:
@@ -498,6 +465,13 @@ def run_agent(options: AgentOptions) -> int:
         sys.stdout.flush()
 
     async def live() -> int:
-        return await Agent(options, show=show).run()
+        agent = Agent(options, show=show)
+        end = await agent.run()
+        message = end.message(job=options.job, folder=options.folder, committed=agent.committed)
+        if end.exit_code == 0:
+            show(f"hetero: {message}")
+        else:
+            tell_error(HeteroError(message))
+        return end.exit_code
 
     return asyncio.run(live())

@@ -53,6 +53,7 @@ EventKind = Literal[
     "evicted",
     "etcd_away",
     "etcd_back",
+    "unreadable_key",
     "waiting",
     "events_lost",
     "finished",

@@ -40,3 +40,15 @@ def wrong_input(state: JobState) -> Outcome | None:
             if state.epoch is not None and rank.epoch == state.epoch.number and rank.is_wrong_input:
                 return Outcome(exit_code=2, reason=f"rank {rank.rank} on node {report.node}: {rank.detail}")
     return None
+
+
+def stopped_everywhere(state: JobState) -> bool:
+    """Return whether every node that is there has ended its ranks of the newest epoch, and no rank has finished."""
+    number = 0 if state.epoch is None else state.epoch.number
+    for name, node in state.nodes.items():
+        report = state.reports.get(name)
+        if report is None or report.incarnation != node.incarnation or report.ended < number:
+            return False
+        if any(rank.epoch == number and rank.phase == "finished" for rank in report.ranks):
+            return False
+    return True

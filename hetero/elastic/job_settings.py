@@ -3,6 +3,7 @@
 import hashlib
 
 from hetero.elastic.records import JobSettings
+from hetero.errors import ConfigError
 from hetero.serialization import to_json
 
 
@@ -36,3 +37,22 @@ def settings_differences(there: JobSettings, here: JobSettings) -> list[str]:
         if mine != theirs:
             said.append(f"{name} is {mine} here and {theirs} in the job")
     return said
+
+
+def check_settings(there: JobSettings | None, here: JobSettings) -> None:
+    """Refuse an agent whose settings are not those of its job; a job without settings takes any.
+
+    Args:
+        there: of the job.
+        here: of the agent.
+
+    Raises:
+        ConfigError: they differ; names what does.
+    """
+    if there is None or there == here:
+        return
+    differences = "; ".join(settings_differences(there, here))
+    raise ConfigError(
+        f"this agent does not fit to its job: {differences}. Start all agents with the same program, flags and versions, "
+        "or this one with another --job"
+    )

@@ -24,7 +24,7 @@ from hetero.elastic.etcd import (
     is_below,
     put_request,
 )
-from hetero.elastic.job_settings import settings_differences
+from hetero.elastic.job_settings import check_settings
 from hetero.elastic.job_store import STEP_DIGITS, JobState, JobStore
 from hetero.elastic.records import Epoch, JobSettings, NodeInfo, NodeReport, Notice, Outcome, RestorePoint
 from hetero.elastic.store_health import Pauses, StoreHealth, Trouble
@@ -133,7 +133,7 @@ class Membership:
     def agree_on_settings(self, settings: JobSettings) -> None:
         """Make these the settings of the job, or check that they are.
 
-        What is left of a job of which no node is there and that has not begun gives way.
+        Settings under which no epoch has begun, of a job of which no node is there, give way.
 
         Raises:
             ConfigError: the job has others, and this names what differs; or those of the job cannot be read.
@@ -142,16 +142,13 @@ class Membership:
         if self._write([is_absent(key)], [put_request(key, text)]):
             return
         state = self._read_once()
-        if state.epoch is None and not state.nodes:
-            self._write([], [put_request(key, text)])
-            return
+        revision = state.revisions.get("settings", 0)
+        if state.settings != settings and state.epoch_revision < revision and not state.nodes:
+            if self._write([has_revision(key, revision)], [put_request(key, text)]):
+                return
+            state = self._read_once()
         _check_readable(state, "settings")
-        if state.settings is not None and state.settings != settings:
-            differences = "; ".join(settings_differences(state.settings, settings))
-            raise ConfigError(
-                f"this agent does not fit to its job: {differences}. Start all agents with the same program, flags and "
-                "versions, or this one with another --job"
-            )
+        check_settings(state.settings, settings)
 
     def join(self, node: NodeInfo) -> bool:
         """Take the place of ``node.name``; whether it was as it was last seen: free, or held by another incarnation.

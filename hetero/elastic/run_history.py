@@ -52,6 +52,7 @@ _TOLD: frozenset[EventKind] = frozenset(
         "evicted",
         "etcd_away",
         "etcd_back",
+        "unreadable_key",
         "waiting",
         "upload_failed",
         "straggler",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hetero import cli
 from hetero.elastic.events import read_events
 from tests.helpers.elastic_cluster import ElasticCluster
 from tests.helpers.etcd import EtcdServer
@@ -119,7 +120,8 @@ def test_a_signal_to_every_process_of_a_node_loses_nothing(cluster: Callable[...
 
 @pytest.mark.slow
 @pytest.mark.rotates(every=2, turn=1)
-def test_a_job_that_ends(cluster: Callable[..., ElasticCluster]) -> None:
+def test_a_job_that_ends(cluster: Callable[..., ElasticCluster], etcd: EtcdServer) -> None:
+    """Its name is free again once it is forgotten."""
     with cluster(2, "--steps", 5) as nodes:
         nodes.start()
         assert nodes.wait_for_end() == {"a": 0, "b": 0}
@@ -130,7 +132,13 @@ def test_a_job_that_ends(cluster: Callable[..., ElasticCluster]) -> None:
             assert kind in kinds
         nodes.start("a")
         assert nodes.wait_for_end_of("a") == 2
-        assert "is over already: all ranks have finished; start it anew under another --job" in nodes.output("a")
+        forget = f"hetero elastic forget --etcd {etcd.url} --job {nodes.job}"
+        said = nodes.output("a").splitlines()[-1]
+        assert "is over already: all ranks have finished; give another --job, or delete" in said
+        assert said.endswith(forget)
+        assert cli.main(forget.split()[1:]) == 0
+        nodes.start("a", "b")
+        assert nodes.wait_for_end() == {"a": 0, "b": 0}
 
 
 @pytest.mark.slow
@@ -322,7 +330,8 @@ def test_nodes_that_stand_still_and_an_etcd_that_restarts(
             assert "node a is in job" in nodes.output("d")
             nodes.kill_node(sleeper)
             nodes.signal_node(other, signal.SIGTERM)
-            assert nodes.wait_for_end_of(other) == 0
+            assert nodes.wait_for_end_of(other) == 1
+            assert f"node {other} has left, and no node stays: its agent got SIGTERM; the copies" in nodes.output(other)
     finally:
         etcd.stop()
 

@@ -9,6 +9,7 @@ import pytest
 
 from hetero.elastic.agent import Agent
 from hetero.elastic.agent_options import AgentOptions
+from hetero.elastic.ends import End, EndError
 from hetero.elastic.etcd import EtcdAddress
 from hetero.elastic.job_store import JobState
 from hetero.elastic.leader import Leader
@@ -138,10 +139,12 @@ def test_a_leader_asks_only_who_has_ended_its_ranks(incarnation: str, ended: int
 def test_a_job_whose_token_is_lost_ends_here(token: str | None, tmp_path: Path) -> None:
     async def story() -> None:
         told = Told(tmp_path)
-        told.agent._token = "ours"
-        told.agent._look_at_etcd(JobState(token="ours"))
-        with pytest.raises(ConfigError, match=r"the token of job job any more: .*; start all agents again"):
-            told.agent._look_at_etcd(JobState(token=token))
+        entry = told.agent._entry
+        entry._token = "ours"
+        entry.check_job(JobState(token="ours"))
+        with pytest.raises(EndError, match=r"the token of job job any more: .*; start all agents again") as caught:
+            entry.check_job(JobState(token=token))
+        assert caught.value.kind is End.TOKEN_LOST
 
     asyncio.run(story())
 

@@ -1,0 +1,91 @@
+"""Bounds how long an agent waits for its etcd, and says what is wrong with etcd once, and once that it is over.
+
+While its ranks train, an agent waits without limit: training needs nothing of etcd. An agent that needs etcd, since it
+starts, joins, has no ranks or has ranks that are over, ends when the trouble has lasted for ``--wait-for-etcd`` seconds
+since the later of two moments: when the trouble began, and when etcd was needed.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from hetero.elastic.events import EventLog
+from hetero.elastic.membership import Membership
+from hetero.errors import MembershipStoreError
+
+T = TypeVar("T")
+
+_RETRY_S = 0.3
+"""Between two tries. The membership asks etcd nothing while it knows that etcd is in trouble."""
+
+
+class EtcdPatience:
+    """What an agent thinks of its etcd.
+
+    Args:
+        limit_s: how long it waits for an etcd that it needs.
+        show: prints a line.
+    """
+
+    def __init__(
+        self, membership: Membership, *, limit_s: float, events: EventLog, show: Callable[[str], None]
+    ) -> None:
+        self._membership = membership
+        self._limit_s = limit_s
+        self._events = events
+        self._show = show
+        self._needed_since_s: float | None = time.monotonic()
+        self._said = ""
+
+    def need(self, is_needed: bool) -> None:
+        """Take note whether the agent needs etcd from now on."""
+        if not is_needed:
+            self._needed_since_s = None
+        elif self._needed_since_s is None:
+            self._needed_since_s = time.monotonic()
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When the agent gives up, by ``time.monotonic``; ``None`` while nothing is wrong or etcd is not needed."""
+        trouble = self._membership.trouble
+        if trouble is None or self._needed_since_s is None:
+            return None
+        return max(trouble.since_s, self._needed_since_s) + self._limit_s
+
+    def check(self, *, epoch: int = 0) -> None:
+        """Say what is wrong with etcd if that is new, and end the wait when it has lasted long enough.
+
+        Raises:
+            MembershipStoreError: it has.
+        """
+        trouble = self._membership.trouble
+        if trouble is None:
+            if self._said:
+                self._said = ""
+                self._events.note("etcd_back", epoch=epoch)
+                self._show("hetero: etcd is back")
+            return
+        if not self._said:
+            self._said = trouble.problem
+            self._events.note("etcd_away", epoch=epoch, detail=trouble.problem)
+            if self._needed_since_s is None:
+                consequence = "training goes on, but nothing can be changed"
+            else:
+                consequence = f"it is asked again for {self._limit_s:g} s (--wait-for-etcd)"
+            self._show(f"hetero: {trouble.problem}; {consequence}")
+        if (deadline_s := self.deadline_s) is not None and time.monotonic() >= deadline_s:
+            raise MembershipStoreError(f"{trouble.problem}; waited for {self._limit_s:g} s (--wait-for-etcd)")
+
+    async def insist(self, request: Callable[[], T]) -> T:
+        """Make a request in a thread, again and again while it fails.
+
+        Raises:
+            MembershipStoreError: etcd was needed, and the wait for it is over.
+        """
+        while True:
+            try:
+                return await asyncio.to_thread(request)
+            except MembershipStoreError:
+                self.check()
+                await asyncio.sleep(_RETRY_S)

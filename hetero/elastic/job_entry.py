@@ -1,0 +1,165 @@
+"""Takes a node's place in its job: waits for etcd, agrees on settings, opens an ended job again, and joins."""
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable
+
+from hetero.elastic.agent_options import AgentOptions
+from hetero.elastic.ends import End, EndError, forget_command
+from hetero.elastic.etcd_patience import EtcdPatience
+from hetero.elastic.events import EventLog
+from hetero.elastic.job_settings import check_settings
+from hetero.elastic.job_store import JobState
+from hetero.elastic.membership import Membership
+from hetero.elastic.node_probe import ProbeAnswer, probe
+from hetero.elastic.records import NodeInfo
+from hetero.errors import ConfigError, MembershipStoreError
+
+_RETRY_S = 0.3
+
+_OTHERS_END_WITHIN_S = 60.0
+"""After which nodes of a job that has ended count as stuck, on top of their lease: their agents have long seen it."""
+
+
+class JobEntry:
+    """The way of one node into its job, and back after it was evicted."""
+
+    def __init__(
+        self,
+        options: AgentOptions,
+        membership: Membership,
+        patience: EtcdPatience,
+        *,
+        events: EventLog,
+        show: Callable[[str], None],
+    ) -> None:
+        self._options = options
+        self._membership = membership
+        self._patience = patience
+        self._events = events
+        self._show = show
+        self._token = ""
+        self._unreadable: set[str] = set()
+
+    async def claim_token(self) -> str:
+        """Find the job, or begin it, once etcd answers; returns the job's token.
+
+        Raises:
+            EndError: the job has finished.
+            ConfigError: it has other settings, or keys that cannot be read.
+            MembershipStoreError: etcd lets nobody in.
+        """
+        # Agents may be started before their etcd.
+        state = await self._patience.insist(self._membership.start)
+        if state.outcome is None:
+            await self._agree()
+        elif state.outcome.exit_code == 0:
+            raise self._is_over(state)
+        self._token = await self._patience.insist(self._membership.claim_token)
+        return self._token
+
+    async def enter(self) -> None:
+        """See that the job has this agent's settings when it joins; one that has ended with an error goes on.
+
+        Raises:
+            EndError: the job has finished.
+            ConfigError: others have opened it again with other settings, or nodes of the ended job do not go.
+            MembershipStoreError: etcd lets nobody in.
+        """
+        until_s = time.monotonic() + self._options.lease_s + _OTHERS_END_WITHIN_S
+        while True:
+            self._patience.check()
+            state = self._membership.state
+            if (outcome := state.outcome) is None:
+                await self._agree()
+                return
+            if outcome.exit_code == 0:
+                raise self._is_over(state)
+            if not state.nodes:
+                settings, revision = self._options.settings, state.outcome_revision
+                reopen = functools.partial(self._membership.reopen, revision, settings)
+                if await self._patience.insist(reopen):
+                    self._show(
+                        f"hetero: job {self._options.job} had ended ({outcome.reason}); it goes on with the program, "
+                        "flags and versions of this agent"
+                    )
+            elif time.monotonic() >= until_s:
+                raise ConfigError(
+                    f"job {self._options.job} has ended ({outcome.reason}), but its nodes {', '.join(state.nodes)} are "
+                    "still there; end their agents, then start this one again"
+                )
+            # The agents of these nodes have to see the end first; and what was written has to be read.
+            await asyncio.sleep(_RETRY_S)
+
+    async def join(self, node: NodeInfo) -> None:
+        """Take the place of ``node.name`` once an earlier agent of it is gone.
+
+        Raises:
+            ConfigError: another agent has the place, and is alive.
+            MembershipStoreError: etcd lets nobody in.
+        """
+        name = node.name
+        while True:
+            if self._membership.state.outcome is not None:
+                # The job has ended meanwhile, as the agent is about to see.
+                return
+            before = self._membership.state.nodes.get(name)
+            is_free = before is None or (before.host, before.port) == (node.host, node.port)
+            if before is not None and not is_free:
+                answer = await probe(before)
+                if answer is ProbeAnswer.CONNECTED:
+                    raise ConfigError(
+                        f"node {name} is in job {self._options.job} already, at {before.host}:{before.port}; give "
+                        "each agent another --node-name"
+                    )
+                is_free = answer is ProbeAnswer.REFUSED
+            try:
+                if is_free and await asyncio.to_thread(self._membership.join, node):
+                    break
+            except MembershipStoreError:
+                self._patience.check()
+            await asyncio.sleep(_RETRY_S)
+        if (granted_s := self._membership.lease_s) != self._options.lease_s:
+            self._show(
+                f"hetero: etcd keeps a silent node for {granted_s} s, not for {self._options.lease_s} s (--lease): it "
+                "grants no lease shorter than its election timeout allows"
+            )
+
+    def check_job(self, state: JobState) -> None:
+        """See that this is still the job that was joined, and name the keys that cannot be read, each once.
+
+        Raises:
+            EndError: etcd has lost the data of the job, or has older ones.
+            ConfigError: agents with other settings have opened the job again.
+            BaseException: what has ended a thread of the membership.
+        """
+        membership = self._membership
+        if membership.failure is not None:
+            raise membership.failure
+        if membership.went_back is not None:
+            raise EndError(End.WENT_BACK, membership.went_back)
+        if state.token != self._token and "token" not in state.unreadable:
+            raise EndError(
+                End.TOKEN_LOST,
+                f"etcd does not know the token of job {self._options.job} any more: its data is another's, or lost; "
+                "start all agents again, with etcd's old data or under another --job",
+            )
+        check_settings(state.settings, self._options.settings)
+        for key in sorted(state.unreadable.keys() - self._unreadable):
+            self._events.note("unreadable_key", detail=state.unreadable[key])
+            self._show(f"hetero: {state.unreadable[key]}; the rest of the job goes on")
+        self._unreadable = set(state.unreadable)
+
+    async def _agree(self) -> None:
+        settings = self._options.settings
+        await self._patience.insist(lambda: self._membership.agree_on_settings(settings))
+
+    def _is_over(self, state: JobState) -> EndError:
+        assert state.outcome is not None
+        options = self._options
+        return EndError(
+            End.JOB_IS_OVER,
+            f"job {options.job} is over already: {state.outcome.reason}; give another --job, or delete what etcd has "
+            f"of this one and start again: {forget_command(options.etcd, options.job)}",
+        )
