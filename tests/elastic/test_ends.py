@@ -1,0 +1,399 @@
+"""The one rule, at every end of an agent: copies are deleted at exit code 0 and at no other; the lease is given up."""
+
+import asyncio
+import contextlib
+import dataclasses
+import signal
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hetero.elastic.agent import Agent
+from hetero.elastic.agent_options import AgentOptions
+from hetero.elastic.ends import AgentEnd, End
+from hetero.elastic.etcd import delete_request, put_request
+from hetero.elastic.events import read_events
+from hetero.elastic.job_store import JobState, JobStore
+from hetero.elastic.records import Epoch, JobSettings, NodeInfo, Notice, Outcome, RankReport
+from hetero.errors import MembershipStoreError
+from hetero.serialization import to_json
+from tests.helpers.elastic_epochs import epoch_of, node_info
+from tests.helpers.etcd import EtcdServer
+from tests.helpers.fake_program import problem
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(60)]
+
+SETTINGS = JobSettings(program="pretrain_gpt.py", flags=("--lr", "0.1"), versions={})
+
+CLUSTER = """\
+node_types:
+  - {name: fast, device: cpu, gpus_per_node: 1, count: 2, memory_gib: 4,
+     inside_node: {bandwidth_gb_per_s: 1, latency_us: 10}}
+links: {between_nodes: {bandwidth_gb_per_s: 1, latency_us: 10}}
+"""
+
+COMMITTED = 7
+
+
+class Story:
+    """A real agent of node ``a``, in a real etcd, without ranks and without the lead; ``b`` is another node."""
+
+    def __init__(self, etcd: EtcdServer, folder: Path, job: str) -> None:
+        self.etcd = etcd
+        self.folder = folder
+        self.store = JobStore(etcd.address, job)
+        self.shown: list[str] = []
+        self.options = AgentOptions(
+            job=job,
+            etcd=etcd.address,
+            lease_s=2,
+            wait_for_etcd_s=0.6,
+            name="a",
+            node_type="fast",
+            host="127.0.0.1",
+            port=0,
+            failure_domain="a",
+            folder=folder / "copies",
+            logs=folder,
+            settings=SETTINGS,
+            leave_within_s=20.0,
+        )
+        self.b = node_info("b")
+        (folder / "cluster.yaml").write_text(CLUSTER)
+        self.agent = Agent(self.options, show=self.shown.append)
+        self.warmed_up = asyncio.Event()
+        self.life: asyncio.Task[AgentEnd] | None = None
+
+    async def begin(self) -> None:
+        """Start the agent; what takes seconds of processes is left out."""
+        agent = self.agent
+
+        async def warm_up() -> None:
+            agent._problem = problem(self.folder / "cluster.yaml")
+            (self.options.folder / "epoch_00000001").mkdir(exist_ok=True)
+            self.warmed_up.set()
+
+        async def lead(_: JobState) -> None:
+            """Node b leads."""
+
+        agent._fork_server.start = lambda: None  # type: ignore[method-assign]
+        agent._warm_up = warm_up  # type: ignore[method-assign]
+        agent._lead = lead  # type: ignore[method-assign]
+        self.life = asyncio.create_task(agent.run())
+
+    async def join(self) -> None:
+        """Start the agent, and wait until its node is in the job, of which a step is committed."""
+        await self.begin()
+        await self.until(lambda state: "a" in state.nodes and "a" in state.reports)
+        self.put("committed", f"{COMMITTED:020d}")
+        await self.until(lambda _: self.agent._membership.state.committed == COMMITTED)
+
+    async def until(self, condition: Callable[[JobState], bool]) -> None:
+        while not condition(await asyncio.to_thread(self.store.read)):
+            assert self.life is None or not self.life.done(), f"it has ended: {self.life.result()}"
+            await asyncio.sleep(0.02)
+
+    async def be_joined_by_b(self) -> None:
+        """Node ``b`` is there, and its host answers."""
+        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+        self.b = dataclasses.replace(self.b, port=server.sockets[0].getsockname()[1])
+        self.put("nodes/b", to_json(self.b))
+
+    def put(self, key: str, value: str) -> None:
+        self.store.write([], [put_request(self.store.key(key), value)])
+
+    def delete(self, key: str) -> None:
+        self.store.write([], [delete_request(self.store.key(key))])
+
+    def end_job(self, exit_code: int, reason: str) -> None:
+        self.put("finished", to_json(Outcome(exit_code=exit_code, reason=reason)))
+
+    def begin_epoch(self, *nodes: NodeInfo) -> Epoch:
+        epoch = epoch_of(nodes)
+        self.put("epoch", to_json(epoch))
+        return epoch
+
+    def have_finished(self) -> None:
+        """The ranks of this node have finished."""
+        self.agent._watch._reports.latest = {0: RankReport(epoch=1, rank=0, phase="finished", committed=COMMITTED)}
+
+    def take_no_writes(self) -> None:
+        """Etcd answers reads, and refuses what would change something."""
+
+        def refuse(*_: object) -> None:
+            raise MembershipStoreError("etcd refuses: mvcc: database space exceeded")
+
+        self.agent._membership._writer.write = refuse  # type: ignore[assignment]
+
+
+Told = Callable[[Story], Awaitable[None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """An end: what leads to it, and what it has to be."""
+
+    end: End
+    exit_code: int
+    says: str
+    tell: Told
+    own_etcd: bool = False
+
+
+ROWS: dict[str, Row] = {}
+
+
+def row(end: End, exit_code: int, says: str, *, own_etcd: bool = False) -> Callable[[Told], Told]:
+    """Put a story into the table."""
+
+    def put(tell: Told) -> Told:
+        ROWS[tell.__name__] = Row(end=end, exit_code=exit_code, says=says, tell=tell, own_etcd=own_etcd)
+        return tell
+
+    return put
+
+
+@row(End.FINISHED, 0, "all ranks have finished")
+async def the_job_finishes(story: Story) -> None:
+    await story.join()
+    story.end_job(0, "all ranks have finished")
+
+
+@row(End.FINISHED_WITHOUT_ETCD, 0, "all ranks of this node have finished; etcd was not told: ", own_etcd=True)
+async def ranks_finish_while_etcd_is_away(story: Story) -> None:
+    await story.join()
+    story.etcd.stop()
+    story.have_finished()
+
+
+@row(End.LEFT, 0, "node a has left: hetero elastic leave")
+async def a_node_leaves_and_the_others_go_on(story: Story) -> None:
+    await story.join()
+    await story.be_joined_by_b()
+    story.begin_epoch(story.b)
+    story.put("notices/a", to_json(Notice(node="a", reason="hetero elastic leave")))
+
+
+@row(End.LEFT_LAST, 1, "node a has left, and no node stays: its agent got SIGTERM")
+async def the_last_node_leaves(story: Story) -> None:
+    await story.join()
+    signal.raise_signal(signal.SIGTERM)
+
+
+@row(End.LEFT_TOO_LATE, 1, "node a: its time was over before the job had gone on without it")
+async def the_time_of_a_notice_is_over(story: Story) -> None:
+    await story.join()
+    await story.be_joined_by_b()
+    story.put("notices/a", to_json(Notice(node="a", reason="cloud", seconds=0.3)))
+
+
+@row(End.GAVE_UP, 1, "2 nodes are there, 3 are asked for")
+async def the_leader_gives_up(story: Story) -> None:
+    await story.join()
+    story.end_job(1, "2 nodes are there, 3 are asked for")
+
+
+@row(End.WRONG_INPUT, 2, "rank 0 on node b: a token id is too large")
+async def a_rank_refuses_its_input(story: Story) -> None:
+    await story.join()
+    story.end_job(2, "rank 0 on node b: a token id is too large")
+
+
+@row(End.REFUSED, 2, "this agent does not fit to its job: flags: here 0.1, in the job 0.2")
+async def the_job_has_other_settings(story: Story) -> None:
+    story.put("settings", to_json(dataclasses.replace(SETTINGS, flags=("--lr", "0.2"))))
+    story.begin_epoch(story.b)
+    await story.begin()
+
+
+@row(End.REFUSED, 2, "it has files that are no copies of a run")
+async def the_folder_of_copies_has_other_files(story: Story) -> None:
+    story.options.folder.mkdir()
+    (story.options.folder / "thesis.tex").touch()
+    await story.begin()
+
+
+@row(End.REFUSED, 2, "node a is in job")
+async def another_agent_has_the_place_after_an_eviction(story: Story) -> None:
+    await story.join()
+    await story.be_joined_by_b()
+    story.put("nodes/a", to_json(dataclasses.replace(story.b, name="a")))
+
+
+@row(End.REFUSED, 2, "this agent does not fit to its job: ")
+async def others_open_the_job_again_with_other_settings(story: Story) -> None:
+    await story.join()
+    story.put("settings", to_json(dataclasses.replace(SETTINGS, flags=("--lr", "0.2"))))
+
+
+@row(End.REFUSED, 2, "/epoch: not JSON")
+async def a_key_that_a_new_agent_needs_cannot_be_read(story: Story) -> None:
+    story.put("epoch", "{")
+    await story.begin()
+
+
+@row(End.JOB_IS_OVER, 2, "is over already: all ranks have finished")
+async def an_agent_comes_after_the_end(story: Story) -> None:
+    story.end_job(0, "all ranks have finished")
+    await story.begin()
+
+
+@row(End.TOKEN_LOST, 2, "etcd does not know the token of job")
+async def etcd_loses_the_token(story: Story) -> None:
+    await story.join()
+    story.delete("token")
+
+
+@row(End.WENT_BACK, 2, "its revision is 3 and was 9")
+async def etcd_goes_back(story: Story) -> None:
+    await story.join()
+    story.agent._membership.went_back = "its revision is 3 and was 9"
+    story.agent._wake.set()
+
+
+@row(End.ETCD_AWAY_AT_START, 2, "waited for 0.6 s (--wait-for-etcd)", own_etcd=True)
+async def etcd_is_away_at_the_start(story: Story) -> None:
+    story.etcd.stop()
+    await story.begin()
+
+
+@row(End.ETCD_AWAY_AT_START, 2, "mvcc: database space exceeded; waited for 0.6 s (--wait-for-etcd)")
+async def etcd_takes_no_writes_at_the_start(story: Story) -> None:
+    story.take_no_writes()
+    await story.begin()
+
+
+@row(End.ETCD_AWAY, 1, "waited for 0.6 s (--wait-for-etcd)", own_etcd=True)
+async def etcd_is_away_for_a_node_without_ranks(story: Story) -> None:
+    await story.join()
+    story.etcd.stop()
+
+
+@row(End.ETCD_AWAY, 1, "mvcc: database space exceeded; waited for 0.6 s (--wait-for-etcd)")
+async def etcd_takes_no_writes_from_a_node_that_leaves(story: Story) -> None:
+    await story.join()
+    story.take_no_writes()
+    signal.raise_signal(signal.SIGTERM)
+
+
+@row(End.ETCD_AWAY, 1, "mvcc: database space exceeded; waited for 0.6 s (--wait-for-etcd)")
+async def etcd_does_not_let_an_evicted_node_back(story: Story) -> None:
+    await story.join()
+    story.take_no_writes()
+    story.delete("nodes/a")
+
+
+@row(End.SIGNALLED, 130, "SIGINT: node a leaves at once")
+async def somebody_types_ctrl_c(story: Story) -> None:
+    await story.join()
+    signal.raise_signal(signal.SIGINT)
+
+
+@row(End.SIGNALLED, 143, "SIGTERM: node a leaves at once")
+async def sigterm_comes_twice(story: Story) -> None:
+    await story.join()
+    await story.be_joined_by_b()
+    await story.until(lambda _: "b" in story.agent._membership.state.nodes)
+    signal.raise_signal(signal.SIGTERM)
+    await asyncio.sleep(0)
+    await story.until(lambda state: "a" in state.notices)
+    signal.raise_signal(signal.SIGTERM)
+
+
+@row(End.SIGNALLED, 143, "SIGTERM: node a leaves at once")
+async def sigterm_comes_before_the_node_has_joined(story: Story) -> None:
+    await story.be_joined_by_b()
+    story.end_job(1, "its nodes have yet to see this end")
+    story.put("token", "known")
+    await story.begin()
+    await story.warmed_up.wait()
+    signal.raise_signal(signal.SIGTERM)
+
+
+@row(End.FAILED, 1, "RuntimeError: a task's fault")
+async def a_task_fails(story: Story) -> None:
+    async def fail() -> None:
+        raise RuntimeError("a task's fault")
+
+    await story.join()
+    story.agent._start(fail())
+
+
+@row(End.FAILED, 1, "RuntimeError: a thread's fault")
+async def a_thread_of_the_membership_fails(story: Story) -> None:
+    def fail() -> JobState:
+        raise RuntimeError("a thread's fault")
+
+    await story.join()
+    story.agent._membership._reader.read = fail  # type: ignore[method-assign]
+
+
+@row(End.FAILED, 1, "OSError: closing it failed as well")
+async def ending_fails_as_well(story: Story) -> None:
+    async def fail() -> None:
+        raise OSError("closing it failed as well")
+
+    def fail_to_close() -> None:
+        raise OSError("no second failure skips the lease")
+
+    await story.join()
+    story.agent._planning = SimpleNamespace(close=fail_to_close)  # type: ignore[assignment]
+    story.agent._start(fail())
+
+
+@contextlib.contextmanager
+def short_folder() -> Iterator[Path]:
+    """A folder whose path is short enough for a socket."""
+    with tempfile.TemporaryDirectory(prefix="hx-") as folder:
+        yield Path(folder)
+
+
+@contextlib.asynccontextmanager
+async def etcd_for(row: Row, shared: EtcdServer, folder: Path) -> AsyncIterator[EtcdServer]:
+    if not row.own_etcd:
+        yield shared
+        return
+    own = EtcdServer(folder / "etcd")
+    await asyncio.to_thread(own.start)
+    try:
+        yield own
+    finally:
+        own.stop()
+
+
+def test_every_end_is_in_the_table() -> None:
+    assert {row.end for row in ROWS.values()} == set(End)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_an_end(name: str, etcd: EtcdServer) -> None:
+    """Copies stay unless the exit code is 0, the message says why, and the place in the job is given up."""
+    row = ROWS[name]
+
+    async def tell(folder: Path) -> None:
+        async with etcd_for(row, etcd, folder) as server:
+            story = Story(server, folder, f"end-{uuid.uuid4().hex[:8]}")
+            copies = story.options.folder / "epoch_00000001"
+            await row.tell(story)
+            assert story.life is not None
+            end = await story.life
+            message = end.message(job=story.options.job, folder=story.options.folder, committed=story.agent.committed)
+            assert (end.kind, end.exit_code) == (row.end, row.exit_code), message
+            assert row.says in message
+            if story.agent._has_joined:
+                assert copies.exists() == (end.exit_code != 0)
+                assert read_events(folder / "a.events.jsonl")[-1].kind == "finished"
+            if end.exit_code != 0 and story.agent._has_joined and end.kind not in (End.TOKEN_LOST, End.REFUSED):
+                assert f"start the agents again under --job {story.options.job}" in message
+            if not row.own_etcd:
+                state = story.store.read()
+                assert "a" not in state.nodes or state.nodes["a"] != story.agent._node
+            story.store.close()
+
+    with short_folder() as folder:
+        asyncio.run(tell(folder))
