@@ -53,6 +53,6 @@ def check_settings(there: JobSettings | None, here: JobSettings) -> None:
         return
     differences = "; ".join(settings_differences(there, here))
     raise ConfigError(
-        f"this agent does not fit to its job: {differences}. Start all agents with the same program, flags and versions, "
-        "or this one with another --job"
+        f"this agent does not fit to its job: {differences}. Start all agents with the same program, flags and "
+        "versions, or this one with another --job"
     )

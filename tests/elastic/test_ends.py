@@ -249,11 +249,10 @@ async def etcd_loses_the_token(story: Story) -> None:
     story.delete("token")
 
 
-@row(End.WENT_BACK, 2, "its revision is 3 and was 9")
+@row(End.WENT_BACK, 2, "went back to an earlier state: its revision is 3, and was 9 before")
 async def etcd_goes_back(story: Story) -> None:
     await story.join()
-    story.agent._membership.went_back = "its revision is 3 and was 9"
-    story.agent._wake.set()
+    story.agent._membership._check_revision(3, seen=9)
 
 
 @row(End.ETCD_AWAY_AT_START, 2, "waited for 0.6 s (--wait-for-etcd)", own_etcd=True)
