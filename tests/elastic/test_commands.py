@@ -9,14 +9,17 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hetero import cli
 from hetero.commands.elastic import agent_options
 from hetero.commands.elastic_run import node_types
-from hetero.elastic.etcd import EtcdAddress, wait_until_it_answers
+from hetero.elastic.etcd import EtcdAddress, delete_request, put_request, wait_until_it_answers
+from hetero.elastic.events import read_events
 from hetero.elastic.job_store import JobState, JobStore
-from hetero.elastic.records import NodeReport, Notice, RankReport, UploadSchedule
+from hetero.elastic.records import NodeReport, Notice, Outcome, RankReport, UploadSchedule
+from hetero.serialization import to_json
 from tests.helpers.commands import ROOT
 from tests.helpers.elastic_epochs import epoch_of, node_info
 from tests.helpers.etcd import EtcdServer
@@ -30,6 +33,9 @@ node_types:
      inside_node: {bandwidth_gb_per_s: 1, latency_us: 10}}
 links: {between_nodes: {bandwidth_gb_per_s: 1, latency_us: 10}}
 """
+
+
+OUTCOME = to_json(Outcome(exit_code=1, reason="too few nodes"))
 
 
 def trains_on_both(state: JobState) -> bool:
@@ -78,6 +84,86 @@ def test_a_job_on_one_machine(tmp_path: Path, job: str, capsys: pytest.CaptureFi
     assert "node node-1 has left: hetero elastic leave" in said
     assert "all ranks have finished" in said
     assert not list(Path("/dev/shm").glob(f"hetero-{job}-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.rotates(every=3, turn=1)
+def test_a_stopped_job_on_one_machine_goes_on_and_ends_without_its_etcd(tmp_path: Path, job: str) -> None:
+    """The same command goes on from the copies, another one is refused; etcd that is gone does not keep it."""
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    logs = tmp_path / "logs"
+
+    def run(steps: int, output: Path) -> "subprocess.Popen[bytes]":
+        flags = ["--hetero-cluster", str(tmp_path / "cluster.yaml"), "--steps", str(steps), "--step-s", "0.1"]
+        options = ["--job", job, "--nodes", "1", "--logs", str(logs), "--wait-for-etcd", "1", "--lease", "3"]
+        words = [sys.executable, "-m", "hetero", "elastic", "run", *options, "--", "tests/helpers/fake_program.py"]
+        return subprocess.Popen([*words, *flags], cwd=ROOT, stdout=output.open("wb"), stderr=subprocess.STDOUT)
+
+    def has_committed(number: int) -> bool:
+        path = logs / "node-0.events.jsonl"
+        events = read_events(path) if path.exists() else []
+        return sum(event.kind == "committed" for event in events) >= number
+
+    def wait_for_commit(number: int, process: "subprocess.Popen[bytes]", output: Path) -> None:
+        deadline = time.monotonic() + 120
+        while not has_committed(number):
+            assert process.poll() is None, output.read_text()
+            assert time.monotonic() < deadline, output.read_text()
+            time.sleep(0.05)
+
+    first, other, again = (tmp_path / f"{name}.out" for name in ("first", "other", "again"))
+    process = run(60, first)
+    try:
+        wait_for_commit(1, process, first)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+        assert f"etcd's data is kept in {logs}/etcd/{job}, copies in /dev/shm: the same command" in first.read_text()
+        process = run(61, other)
+        assert process.wait(60) == 2
+        assert "with other settings: flags: here 61, in the job 60. Go on with the same command" in other.read_text()
+        process = run(60, again)
+        wait_for_commit(2, process, again)
+        (etcd,) = (child for child in psutil.Process(process.pid).children() if child.name() == "etcd")
+        etcd.kill()
+        assert process.wait(100) == 0, again.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert "rank 0 of 1 goes on from step 0" not in again.read_text()
+    assert "etcd has ended with the code -9" in again.read_text()
+    assert "all ranks of this node have finished; etcd was not told: " in again.read_text()
+    assert not list(Path("/dev/shm").glob(f"hetero-{job}-*"))
+    assert not (logs / "etcd" / job).exists()
+
+
+def test_a_job_is_forgotten_unless_a_node_is_in_it(
+    etcd: EtcdServer, job: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--etcd", etcd.url, "--job", job]
+    store = JobStore(etcd.address, job)
+    assert cli.main(["elastic", "forget", *where]) == 2
+    assert f"knows no job {job}" in capsys.readouterr().err
+    for key, value in (("token", "t"), ("nodes/a", to_json(node_info("a"))), ("finished", OUTCOME)):
+        store.write([], [put_request(store.key(key), value)])
+    assert cli.main(["elastic", "forget", *where]) == 2
+    assert f"job {job} has the nodes a; end their agents first (hetero elastic leave NODE)" in capsys.readouterr().err
+    store.write([], [delete_request(store.key("nodes/a"))])
+    assert cli.main(["elastic", "status", *where]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"it goes on when its agents are started again under --job {job}" in said
+    assert cli.main(["elastic", "forget", *where, "--json"]) == 0
+    assert '"forgotten": true' in capsys.readouterr().out
+    assert store.read() == JobState(revision=store.read().revision)
+    store.close()
+
+
+def test_status_names_what_cannot_be_read(etcd: EtcdServer, job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    store = JobStore(etcd.address, job)
+    for key, value in (("token", "t"), ("notices/a", "{")):
+        store.write([], [put_request(store.key(key), value)])
+    store.close()
+    assert cli.main(["elastic", "status", "--etcd", etcd.url, "--job", job]) == 0
+    assert f"/hetero/{job}/notices/a" in capsys.readouterr().out
 
 
 @pytest.mark.slow
