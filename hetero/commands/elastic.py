@@ -80,7 +80,7 @@ def add_leader_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=60.0,
         metavar="S",
-        help="seconds that an agent which starts asks an etcd that does not answer",
+        help="seconds that an agent waits for etcd when it needs it (default: %(default)g)",
     )
     group.add_argument(
         "--dwell", type=float, default=60.0, metavar="S", help="seconds that an epoch lasts before a node may join"

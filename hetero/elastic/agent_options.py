@@ -15,7 +15,7 @@ class AgentOptions:
     """name, node_type, host, failure_domain: as in :class:`~hetero.elastic.records.NodeInfo`.
 
     lease_s: after which a silent node counts as lost.
-    wait_for_etcd_s: how long an agent that starts asks an etcd that does not answer.
+    wait_for_etcd_s: how long an agent waits for an etcd that it needs, see :mod:`hetero.elastic.etcd_patience`.
     port: of the server of copies, 0 for a free one.
     folder: for copies, in memory.
     logs: folder for the event log and what ranks print.

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import re
 import signal
 import tempfile
 import uuid
@@ -25,6 +26,7 @@ from hetero.serialization import to_json
 from tests.helpers.elastic_epochs import epoch_of, node_info
 from tests.helpers.etcd import EtcdServer
 from tests.helpers.fake_program import problem
+from tests.helpers.sources import ROOT
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(60)]
 
@@ -369,6 +371,19 @@ def test_every_end_is_in_the_table() -> None:
     assert {row.end for row in ROWS.values()} == set(End)
 
 
+def is_documented(message: str, exit_code: int) -> bool:
+    """Whether a row of the table of docs/elastic.md has the message with its exit code, and what becomes of copies."""
+    table = (ROOT / "docs/elastic.md").read_text(encoding="utf-8").partition("## How a job ends")[2].partition("###")[0]
+    for line in table.splitlines():
+        if line.startswith("| `"):
+            messages, codes, copies, *_ = (cell.strip() for cell in line.strip("|").split("|"))
+            patterns = [re.escape(text).replace(r"\.\.\.", ".*") for text in re.findall("`(.+?)`", messages)]
+            has_code = str(exit_code) in re.findall(r"\d+", codes) and (copies == "deleted") == (exit_code == 0)
+            if has_code and any(re.search(pattern, message) for pattern in patterns):
+                return True
+    return False
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_an_end(name: str, etcd: EtcdServer) -> None:
     """Copies stay unless the exit code is 0, the message says why, and the place in the job is given up."""
@@ -384,6 +399,7 @@ def test_an_end(name: str, etcd: EtcdServer) -> None:
             message = end.message(job=story.options.job, folder=story.options.folder, committed=story.agent.committed)
             assert (end.kind, end.exit_code) == (row.end, row.exit_code), message
             assert row.says in message
+            assert is_documented(message, end.exit_code)
             if story.agent._has_joined:
                 assert copies.exists() == (end.exit_code != 0)
                 assert read_events(folder / "a.events.jsonl")[-1].kind == "finished"
