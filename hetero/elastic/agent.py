@@ -5,7 +5,6 @@ It imports no torch, and what it does never takes long: what does runs in thread
 
 import asyncio
 import contextlib
-import hashlib
 import math
 import signal
 import sys
@@ -23,7 +22,7 @@ from hetero.elastic.events import EventLog
 from hetero.elastic.fork_server import ForkServer
 from hetero.elastic.job_entry import JobEntry
 from hetero.elastic.job_settings import settings_checksum
-from hetero.elastic.job_store import JobState
+from hetero.elastic.job_store import JobState, token_mark
 from hetero.elastic.leader import Leader, LeaderTools
 from hetero.elastic.leaving import Leaving
 from hetero.elastic.membership import Membership
@@ -43,7 +42,7 @@ _PROBE_EVERY_S = 0.5
 _TELL_STEPS_EVERY_S = 0.5
 _RETRY_S = 0.3
 _LAST_S = 30.0
-"""For ranks that have finished, until their processes have ended."""
+"""For ranks that have finished: until their processes have ended, and until etcd has taken note of it."""
 
 
 class Agent:
@@ -132,7 +131,8 @@ class Agent:
         self._token = await self._entry.claim_token()
         # After what may end this agent at once, and from this thread, with which the server will end.
         self._fork_server.start()
-        owner = f"{options.job} {hashlib.sha256(self._token.encode()).hexdigest()[:16]}"
+        owner = f"{options.job} {token_mark(self._token)}"
+        self._entry.check_copies(owner)
         if options.object_store is not None:
             self._uploads = Uploads(
                 options, holder=owner, events=self._events, show=self._show, on_news=lambda: self.news(urgent=True)
@@ -263,7 +263,7 @@ class Agent:
             return time.monotonic()
         if state.epoch is not None:
             await self._follow(state.epoch, state)
-        self._patience.need(not self._ranks.running)
+        self._patience.need(not self._ranks.running, at_most_s=_LAST_S if self._has_finished else math.inf)
         self._patience.check(epoch=self._ended)
         try:
             await self._delete_bad_copies(state)

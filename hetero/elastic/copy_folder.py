@@ -222,6 +222,15 @@ def claimed_folder(folder: Path, *, job: str) -> Iterator[None]:
         yield
 
 
+def owner_of_copies(folder: Path) -> str | None:
+    """Return the job that the copies in a folder are of, as :func:`claimed_folder` had it; ``None`` without any."""
+    if not epochs_in(folder):
+        return None
+    with contextlib.suppress(ConfigError):
+        return load(_Owner, folder / _JOB).job
+    return None
+
+
 def delete_folder(folder: Path) -> None:
     """Delete a folder of copies with all that is in it, once its run is over."""
     shutil.rmtree(folder, ignore_errors=True)

@@ -6,6 +6,7 @@ since the later of two moments: when the trouble began, and when etcd was needed
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -32,14 +33,19 @@ class EtcdPatience:
         self, membership: Membership, *, limit_s: float, events: EventLog, show: Callable[[str], None]
     ) -> None:
         self._membership = membership
-        self._limit_s = limit_s
+        self._limit_s = self._waits_s = limit_s
         self._events = events
         self._show = show
         self._needed_since_s: float | None = time.monotonic()
         self._said = ""
 
-    def need(self, is_needed: bool) -> None:
-        """Take note whether the agent needs etcd from now on."""
+    def need(self, is_needed: bool, *, at_most_s: float = math.inf) -> None:
+        """Take note whether the agent needs etcd from now on.
+
+        Args:
+            at_most_s: it waits no longer than this, whatever its limit is.
+        """
+        self._waits_s = min(self._limit_s, at_most_s)
         if not is_needed:
             self._needed_since_s = None
         elif self._needed_since_s is None:
@@ -51,7 +57,7 @@ class EtcdPatience:
         trouble = self._membership.trouble
         if trouble is None or self._needed_since_s is None:
             return None
-        return max(trouble.since_s, self._needed_since_s) + self._limit_s
+        return max(trouble.since_s, self._needed_since_s) + self._waits_s
 
     def check(self, *, epoch: int = 0) -> None:
         """Say what is wrong with etcd if that is new, and end the wait when it has lasted long enough.
@@ -72,10 +78,10 @@ class EtcdPatience:
             if self._needed_since_s is None:
                 consequence = "training goes on, but nothing can be changed"
             else:
-                consequence = f"it is asked again for {self._limit_s:g} s (--wait-for-etcd)"
+                consequence = f"it is asked again for {self._waits_s:g} s (--wait-for-etcd)"
             self._show(f"hetero: {trouble.problem}; {consequence}")
         if (deadline_s := self.deadline_s) is not None and time.monotonic() >= deadline_s:
-            raise MembershipStoreError(f"{trouble.problem}; waited for {self._limit_s:g} s (--wait-for-etcd)")
+            raise MembershipStoreError(f"{trouble.problem}; waited for {self._waits_s:g} s (--wait-for-etcd)")
 
     async def insist(self, request: Callable[[], T]) -> T:
         """Make a request in a thread, again and again while it fails.

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from hetero.elastic.agent_options import AgentOptions
+from hetero.elastic.copy_folder import owner_of_copies
 from hetero.elastic.ends import End, EndError, forget_command
 from hetero.elastic.etcd_patience import EtcdPatience
 from hetero.elastic.events import EventLog
@@ -58,6 +59,23 @@ class JobEntry:
             raise self._is_over(state)
         self._token = await self._patience.insist(self._membership.claim_token)
         return self._token
+
+    def check_copies(self, owner: str) -> None:
+        """Refuse to delete copies of an earlier job of this name, unless ``hetero elastic forget`` has freed them.
+
+        Raises:
+            ConfigError: etcd does not know the job that the copies of this node are of.
+        """
+        options = self._options
+        before = owner_of_copies(options.folder)
+        if before in (None, owner) or not before.startswith(f"{options.job} "):
+            return
+        if f"forgotten/{before.removeprefix(f'{options.job} ')}" not in self._membership.state.revisions:
+            raise ConfigError(
+                f"{options.folder}: has copies of an earlier job {options.job}, of which etcd at "
+                f"{', '.join(options.etcd.urls)} knows nothing; start etcd with the data of that job to go on from "
+                "them, or delete the folder to begin without them"
+            )
 
     async def enter(self) -> None:
         """See that the job has this agent's settings when it joins; one that has ended with an error goes on.

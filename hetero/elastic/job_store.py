@@ -13,12 +13,14 @@
     /hetero/JOB/stored           RestorePoint, the newest step that this job has put into the object store
     /hetero/JOB/bad/COPY         a copy that its node is to delete
     /hetero/JOB/finished         Outcome
+    /hetero/JOB/forgotten/MARK   the copies of a job of this name that was forgotten, by its token, may be deleted
 
 Each value is read by itself. One that cannot be read is named in ``JobState.unreadable`` and does not stop the rest.
 """
 
 import contextlib
 import functools
+import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -120,6 +122,11 @@ class _ParsedValue:
     problem: str = ""
 
 
+def token_mark(token: str) -> str:
+    """Return what shows by which token copies were made, without opening them."""
+    return hashlib.sha256(token.encode()).hexdigest()[:16]
+
+
 class JobStore:
     """The keys of one job: reads them, and writes those that need no lease. One thread at a time may call."""
 
@@ -155,9 +162,18 @@ class JobStore:
         self.write([], [delete_request(self.key(f"notices/{node}"))])
 
     def forget(self) -> bool:
-        """Delete all keys of the job, in one transaction, unless a node is in it; returns whether none was."""
+        """Delete all keys of the job, in one transaction, unless a node is in it; returns whether none was.
+
+        What stays is a mark that the copies of this job, by its token, may be deleted.
+        """
+        token = self.read().token
         no_node = is_absent(self.key("nodes/"), prefix=True)
-        return self.write([no_node], [delete_request(self.key(""), prefix=True)]).succeeded
+        if not self.write([no_node], [delete_request(self.key(""), prefix=True)]).succeeded:
+            return False
+        if token is not None:
+            # etcd takes no transaction that deletes a key and writes it.
+            self.write([], [put_request(self.key(f"forgotten/{token_mark(token)}"), "its copies may be deleted")])
+        return True
 
     def key(self, name: str) -> str:
         """The whole name of a key of this job."""

@@ -19,7 +19,7 @@ from hetero.elastic.agent_options import AgentOptions
 from hetero.elastic.ends import AgentEnd, End
 from hetero.elastic.etcd import delete_request, put_request
 from hetero.elastic.events import read_events
-from hetero.elastic.job_store import JobState, JobStore
+from hetero.elastic.job_store import JobState, JobStore, token_mark
 from hetero.elastic.records import Epoch, JobSettings, NodeInfo, Notice, Outcome, RankReport
 from hetero.errors import MembershipStoreError
 from hetero.serialization import to_json
@@ -220,6 +220,13 @@ async def the_folder_of_copies_has_other_files(story: Story) -> None:
     await story.begin()
 
 
+@row(End.REFUSED, 2, "has copies of an earlier job")
+async def etcd_has_lost_the_job_that_the_copies_are_of(story: Story) -> None:
+    (story.options.folder / "epoch_00000001").mkdir(parents=True)
+    (story.options.folder / "job.json").write_text(f'{{"job": "{story.options.job} {token_mark("before")}"}}')
+    await story.begin()
+
+
 @row(End.REFUSED, 2, "node a is in job")
 async def another_agent_has_the_place_after_an_eviction(story: Story) -> None:
     await story.join()
@@ -400,7 +407,7 @@ def test_an_end(name: str, etcd: EtcdServer) -> None:
             assert (end.kind, end.exit_code) == (row.end, row.exit_code), message
             assert row.says in message
             assert is_documented(message, end.exit_code)
-            if story.agent._has_joined:
+            if story.agent._has_joined or copies.exists():
                 assert copies.exists() == (end.exit_code != 0)
                 assert read_events(folder / "a.events.jsonl")[-1].kind == "finished"
             if end.exit_code != 0 and story.agent._has_joined and end.kind not in (End.TOKEN_LOST, End.REFUSED):

@@ -15,7 +15,7 @@ from hetero.elastic.etcd import delete_request, put_request
 from hetero.elastic.etcd_patience import EtcdPatience
 from hetero.elastic.events import EventLog, read_events
 from hetero.elastic.job_entry import JobEntry
-from hetero.elastic.job_store import JobStore
+from hetero.elastic.job_store import JobStore, token_mark
 from hetero.elastic.membership import Membership
 from hetero.elastic.records import JobSettings, Outcome
 from hetero.elastic.store_health import Trouble
@@ -184,6 +184,26 @@ def test_the_lease_that_etcd_grants_is_said_where_it_is_another(etcd: EtcdServer
     asyncio.run(story())
 
 
+def test_only_copies_of_a_forgotten_job_may_be_deleted(etcd: EtcdServer, job: str, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with ended_job(etcd, job, tmp_path) as ended:
+            (tmp_path / "a" / "epoch_00000001").mkdir(parents=True)
+            (tmp_path / "a" / "job.json").write_text(f'{{"job": "{job} {token_mark("secret")}"}}')
+            own = ended.come("a")
+            own.entry.check_copies(f"{job} {token_mark(await own.entry.claim_token())}")
+            ended.delete("token")
+            other = ended.come("a")
+            new_token = await other.entry.claim_token()
+            with pytest.raises(ConfigError, match="has copies of an earlier job"):
+                other.entry.check_copies(f"{job} {token_mark(new_token)}")
+            ended.put("token", "secret")
+            assert ended.store.forget()
+            later = ended.come("a")
+            later.entry.check_copies(f"{job} {token_mark(await later.entry.claim_token())}")
+
+    asyncio.run(story())
+
+
 @pytest.fixture
 def patience(tmp_path: Path) -> Callable[[float], tuple[EtcdPatience, SimpleNamespace, list[str]]]:
     """Makes one with this limit in seconds, with its membership and what it shows."""
@@ -221,6 +241,11 @@ def test_who_trains_waits_for_etcd_without_limit(patience: Callable[..., tuple])
     waits.need(True)
     with pytest.raises(MembershipStoreError, match=r"etcd is away; waited for 0 s \(--wait-for-etcd\)"):
         waits.check()
+    finished, membership, _ = patience(1000.0)
+    membership.trouble = Trouble(since_s=1.0, problem="etcd is away", takes_no_writes=False)
+    finished.need(True, at_most_s=0.0)
+    with pytest.raises(MembershipStoreError, match="waited for 0 s"):
+        finished.check()
     patient, membership, shown = patience(1000.0)
     membership.trouble = Trouble(since_s=1.0, problem="etcd is away", takes_no_writes=False)
     patient.check()

@@ -212,4 +212,4 @@ def test_a_job_is_reopened_once_and_forgotten_when_nobody_is_in_it(
     assert store.read().settings == other
     member.close()
     assert store.forget()
-    assert not store.read().revisions
+    assert not store.read().revisions, "a job without a token has no copies"
