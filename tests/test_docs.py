@@ -38,9 +38,12 @@ NOT_HERE = frozenset(
 
 FOREIGN_FLAGS = frozenset(
     {
+        "--auto-compaction-mode",  # of etcd
+        "--auto-compaction-retention",  # of etcd
         "--capture-range",  # of nsys
         "--check",  # of sha256sum
         "--duration",  # of py-spy
+        "--election-timeout",  # of etcd
         "--gpus-per-node",  # of sbatch
         "--het-group",  # of srun
         "--hetero",  # the beginning of a name
@@ -57,6 +60,7 @@ FOREIGN_FLAGS = frozenset(
         "--ntasks-per-node",  # of srun
         "--numa-binding",  # of torchrun
         "--pid",  # of py-spy
+        "--quota-backend-bytes",  # of etcd
         "--rdzv-backend",  # of torchrun
         "--rdzv-endpoint",  # of torchrun
         "--requeue",  # of sbatch

@@ -37,7 +37,7 @@ class EtcdPatience:
         self._events = events
         self._show = show
         self._needed_since_s: float | None = time.monotonic()
-        self._said = ""
+        self._has_said_trouble = self._has_said_limit = False
 
     def need(self, is_needed: bool, *, at_most_s: float = math.inf) -> None:
         """Take note whether the agent needs etcd from now on.
@@ -65,21 +65,21 @@ class EtcdPatience:
         Raises:
             MembershipStoreError: it has.
         """
-        trouble = self._membership.trouble
+        trouble, is_needed = self._membership.trouble, self._needed_since_s is not None
         if trouble is None:
-            if self._said:
-                self._said = ""
+            if self._has_said_trouble:
+                self._has_said_trouble = self._has_said_limit = False
                 self._events.note("etcd_back", epoch=epoch)
                 self._show("hetero: etcd is back")
             return
-        if not self._said:
-            self._said = trouble.problem
+        limit = f"it is asked again for {self._waits_s:g} s (--wait-for-etcd)"
+        if not self._has_said_trouble:
             self._events.note("etcd_away", epoch=epoch, detail=trouble.problem)
-            if self._needed_since_s is None:
-                consequence = "training goes on, but nothing can be changed"
-            else:
-                consequence = f"it is asked again for {self._waits_s:g} s (--wait-for-etcd)"
+            consequence = limit if is_needed else "training goes on, but nothing can be changed"
             self._show(f"hetero: {trouble.problem}; {consequence}")
+        elif is_needed and not self._has_said_limit:
+            self._show(f"hetero: etcd is needed now; {limit}")
+        self._has_said_trouble, self._has_said_limit = True, self._has_said_limit or is_needed
         if (deadline_s := self.deadline_s) is not None and time.monotonic() >= deadline_s:
             raise MembershipStoreError(f"{trouble.problem}; waited for {self._waits_s:g} s (--wait-for-etcd)")
 

@@ -241,6 +241,10 @@ def test_who_trains_waits_for_etcd_without_limit(patience: Callable[..., tuple])
     waits.need(True)
     with pytest.raises(MembershipStoreError, match=r"etcd is away; waited for 0 s \(--wait-for-etcd\)"):
         waits.check()
+    assert shown == [
+        "hetero: etcd is away; training goes on, but nothing can be changed",
+        "hetero: etcd is needed now; it is asked again for 0 s (--wait-for-etcd)",
+    ]
     finished, membership, _ = patience(1000.0)
     membership.trouble = Trouble(since_s=1.0, problem="etcd is away", takes_no_writes=False)
     finished.need(True, at_most_s=0.0)
