@@ -39,6 +39,7 @@ HERE = {
     "profile import": "profile import . --out imported",
     "elastic status": "elastic status",
     "elastic leave": "elastic leave node-0",
+    "elastic forget": "elastic forget",
     "elastic report": "elastic report logs --out page.html",
 }
 """By command, a command line that takes no time."""
@@ -64,6 +65,7 @@ KEYS = {
     "profile import": {"profiles", "links"},
     "elastic status": {"job", "state"},
     "elastic leave": {"node"},
+    "elastic forget": {"job", "forgotten"},
     "elastic report": {"run"},
     "discover": {"found", "written_to"},
     "doctor": {"hosts", "findings"},
@@ -89,6 +91,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(JobStore, "__init__", lambda *_: None)
     monkeypatch.setattr(JobStore, "read", lambda _: state)
     monkeypatch.setattr(JobStore, "put_notice", lambda *_: None)
+    monkeypatch.setattr(JobStore, "forget", lambda _: True)
 
 
 def outcome(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
