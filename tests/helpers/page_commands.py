@@ -51,6 +51,7 @@ RUN_BY = {
     "hetero discover": "tests/e2e/test_discover_command.py",
     "hetero doctor": "tests/e2e/test_doctor_command.py",
     "hetero elastic agent": "tests/elastic/test_commands.py",
+    "hetero elastic forget": "tests/elastic/test_commands.py",
     "hetero elastic leave": "tests/elastic/test_commands.py",
     "hetero elastic report": "tests/elastic/test_commands.py",
     "hetero elastic run": "tests/elastic/test_commands.py",
