@@ -354,6 +354,7 @@ class Agent:
         self._show(f"hetero: node {self._options.name} was evicted from the job; its ranks end, and it joins again")
         self._drop_lead()
         await self._watch.end("evicted")
+        self._patience.need(True)
         await self._join(self._node.port)
 
     async def _delete_bad_copies(self, state: JobState) -> None:

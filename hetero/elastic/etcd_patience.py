@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from hetero.elastic.ends import End, EndError
 from hetero.elastic.events import EventLog
 from hetero.elastic.membership import Membership
 from hetero.errors import MembershipStoreError
@@ -64,7 +65,13 @@ class EtcdPatience:
 
         Raises:
             MembershipStoreError: it has.
+            EndError: etcd has older data than it had; waiting does not change that.
+            BaseException: what has ended a thread of the membership, which sees nothing any more.
         """
+        if self._membership.failure is not None:
+            raise self._membership.failure
+        if self._membership.went_back is not None:
+            raise EndError(End.WENT_BACK, self._membership.went_back)
         trouble, is_needed = self._membership.trouble, self._needed_since_s is not None
         if trouble is None:
             if self._has_said_trouble:
@@ -88,6 +95,7 @@ class EtcdPatience:
 
         Raises:
             MembershipStoreError: etcd was needed, and the wait for it is over.
+            EndError: etcd has older data than it had.
         """
         while True:
             try:

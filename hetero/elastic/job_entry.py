@@ -150,13 +150,9 @@ class JobEntry:
         Raises:
             EndError: etcd has lost the data of the job, or has older ones.
             ConfigError: agents with other settings have opened the job again.
-            BaseException: what has ended a thread of the membership.
+            MembershipStoreError: the wait for etcd is over.
         """
-        membership = self._membership
-        if membership.failure is not None:
-            raise membership.failure
-        if membership.went_back is not None:
-            raise EndError(End.WENT_BACK, membership.went_back)
+        self._patience.check(epoch=0 if state.epoch is None else state.epoch.number)
         if state.token != self._token and "token" not in state.unreadable:
             raise EndError(
                 End.TOKEN_LOST,

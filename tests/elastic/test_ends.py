@@ -264,6 +264,19 @@ async def etcd_goes_back(story: Story) -> None:
     story.agent._membership._check_revision(3, seen=9)
 
 
+@row(End.WENT_BACK, 2, "went back to an earlier state: its revision is 3, and was 9 before")
+async def etcd_goes_back_while_an_evicted_node_joins_again(story: Story) -> None:
+    def fail(_: NodeInfo) -> bool:
+        raise MembershipStoreError("it went back")
+
+    await story.join()
+    story.agent._membership.join = fail  # type: ignore[method-assign]
+    story.delete("nodes/a")
+    while not any("was evicted" in line for line in story.shown):
+        await asyncio.sleep(0.02)
+    story.agent._membership._check_revision(3, seen=9)
+
+
 @row(End.ETCD_AWAY_AT_START, 2, "waited for 0.6 s (--wait-for-etcd)", own_etcd=True)
 async def etcd_is_away_at_the_start(story: Story) -> None:
     story.etcd.stop()
@@ -291,7 +304,15 @@ async def etcd_takes_no_writes_from_a_node_that_leaves(story: Story) -> None:
 
 @row(End.ETCD_AWAY, 1, "mvcc: database space exceeded; waited for 0.6 s (--wait-for-etcd)")
 async def etcd_does_not_let_an_evicted_node_back(story: Story) -> None:
+    """Its ranks were training, so that it waited without limit until it was evicted."""
+
+    async def end_ranks(_: str) -> None:
+        story.agent._ranks.running = {}
+
     await story.join()
+    story.agent._watch.end = end_ranks  # type: ignore[method-assign]
+    story.agent._ranks.running = {0: SimpleNamespace()}  # type: ignore[dict-item]
+    story.agent._patience.need(False)
     story.take_no_writes()
     story.delete("nodes/a")
 

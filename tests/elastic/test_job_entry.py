@@ -209,7 +209,7 @@ def patience(tmp_path: Path) -> Callable[[float], tuple[EtcdPatience, SimpleName
     """Makes one with this limit in seconds, with its membership and what it shows."""
 
     def make(limit_s: float) -> tuple[EtcdPatience, SimpleNamespace, list[str]]:
-        membership, shown = SimpleNamespace(trouble=None), list[str]()
+        membership, shown = SimpleNamespace(trouble=None, went_back=None, failure=None), list[str]()
         events = EventLog(tmp_path / "events.jsonl", node="a")
         return EtcdPatience(membership, limit_s=limit_s, events=events, show=shown.append), membership, shown  # type: ignore[arg-type]
 
