@@ -374,6 +374,9 @@ class Leader:
                 self._tools.events.note("evicted", epoch=self._notes.number, detail=f"{name}: {reason}")
                 await asyncio.to_thread(membership.evict, state.nodes[name])
             case Finish(exit_code=code, reason=reason):
+                if code != 0 and any(name.startswith("plan ") for name in self._tasks):
+                    # Whether the model fits is not known yet; the end of the plan wakes the agent.
+                    return None
                 await asyncio.to_thread(membership.finish, Outcome(exit_code=code, reason=self._with_problem(reason)))
         return None
 

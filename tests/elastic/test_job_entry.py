@@ -52,7 +52,7 @@ class Comer:
             leave_within_s=1.0,
         )
         self.membership = Membership(etcd.address, job, lease_s=1, on_change=lambda: None)
-        events = EventLog(folder / f"{name}.events.jsonl", node=name)
+        events = EventLog(folder / f"{name}.events.jsonl", node=name, show=self.shown.append)
         patience = EtcdPatience(self.membership, limit_s=5.0, events=events, show=self.shown.append)
         self.entry = JobEntry(options, self.membership, patience, events=events, show=self.shown.append)
 
@@ -210,7 +210,7 @@ def patience(tmp_path: Path) -> Callable[[float], tuple[EtcdPatience, SimpleName
 
     def make(limit_s: float) -> tuple[EtcdPatience, SimpleNamespace, list[str]]:
         membership, shown = SimpleNamespace(trouble=None, went_back=None, failure=None), list[str]()
-        events = EventLog(tmp_path / "events.jsonl", node="a")
+        events = EventLog(tmp_path / "events.jsonl", node="a", show=shown.append)
         return EtcdPatience(membership, limit_s=limit_s, events=events, show=shown.append), membership, shown  # type: ignore[arg-type]
 
     return make
