@@ -49,7 +49,7 @@ class JobEntry:
         Raises:
             EndError: the job has finished.
             ConfigError: it has other settings, or keys that cannot be read.
-            MembershipStoreError: etcd lets nobody in.
+            MembershipStoreError: the wait for etcd is over.
         """
         # Agents may be started before their etcd.
         state = await self._patience.insist(self._membership.start)
@@ -83,7 +83,7 @@ class JobEntry:
         Raises:
             EndError: the job has finished.
             ConfigError: others have opened it again with other settings, or nodes of the ended job do not go.
-            MembershipStoreError: etcd lets nobody in.
+            MembershipStoreError: the wait for etcd is over.
         """
         until_s = time.monotonic() + self._options.lease_s + _OTHERS_END_WITHIN_S
         while True:
@@ -115,7 +115,7 @@ class JobEntry:
 
         Raises:
             ConfigError: another agent has the place, and is alive.
-            MembershipStoreError: etcd lets nobody in.
+            MembershipStoreError: the wait for etcd is over.
         """
         name = node.name
         while True:

@@ -21,7 +21,7 @@ from hetero.elastic.etcd import delete_request, put_request
 from hetero.elastic.events import read_events
 from hetero.elastic.job_store import JobState, JobStore, token_mark
 from hetero.elastic.records import Epoch, JobSettings, NodeInfo, Notice, Outcome, RankReport
-from hetero.errors import MembershipStoreError
+from hetero.errors import MembershipStoreError, StoreRefusalError
 from hetero.serialization import to_json
 from tests.helpers.elastic_epochs import epoch_of, node_info
 from tests.helpers.etcd import EtcdServer
@@ -128,7 +128,7 @@ class Story:
         """Etcd answers reads, and refuses what would change something."""
 
         def refuse(*_: object) -> None:
-            raise MembershipStoreError("etcd refuses: mvcc: database space exceeded")
+            raise StoreRefusalError("etcd refuses: mvcc: database space exceeded")
 
         self.agent._membership._writer.write = refuse  # type: ignore[assignment]
 

@@ -131,7 +131,7 @@ def test_the_others_have_to_fit_to_who_opened_it_again(etcd: EtcdServer, job: st
 
 
 def test_settings_that_no_epoch_has_used_give_way(etcd: EtcdServer, job: str, tmp_path: Path) -> None:
-    """An agent that opened the job again with a mistake in its flags, and ended, is in nobody's way."""
+    """An agent that opened the job again with a mistake in its flags, and ended, does not keep out the next one."""
 
     async def story() -> None:
         async with ended_job(etcd, job, tmp_path) as ended:
