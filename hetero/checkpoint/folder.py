@@ -20,11 +20,12 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from hetero.checkpoint.manifest import Manifest, check_manifest
 from hetero.checkpoint.state import CheckpointState
+from hetero.checkpoint.write_errors import write_error
 from hetero.errors import CheckpointError, ConfigError
 from hetero.file_systems import REFUSALS
 from hetero.serialization import MAX_FILE_BYTES, T, from_json, read_bytes, to_compact_json, to_json
@@ -82,19 +83,23 @@ def latest_step(folder: Path) -> int | None:
     return max(published_steps(folder), default=None)
 
 
-def prepare(folder: Path, *, start_step: int | None) -> None:
+def prepare(folder: Path, *, start_step: int, own: CheckpointState | None = None) -> None:
     """Make ``folder`` ready for a run that starts at ``start_step``: create it, delete what killed runs left.
 
     Args:
-        start_step: ``None`` if later checkpoints are the run's own.
+        own: a state of this run, if it has been here before: later checkpoints may be its own then.
 
     Raises:
-        CheckpointError: it holds checkpoints of later steps, which would be mixed up with this run's; or it cannot
-            be written.
+        ConfigError: it holds checkpoints of later steps of another run, which would be mixed up with this run's.
+        CheckpointError: it cannot be written.
     """
     newest = latest_step(folder)
-    if newest is not None and start_step is not None and newest > start_step:
-        raise CheckpointError(
+    if (
+        newest is not None
+        and newest > start_step
+        and not (own is not None and _may_be_of(step_folder(folder, newest), own))
+    ):
+        raise ConfigError(
             f"{folder}: it has a checkpoint of step {newest}, later than step {start_step} where this run starts; "
             "continue from that one (--load), save to another folder, or move the later ones away"
         )
@@ -104,11 +109,31 @@ def prepare(folder: Path, *, start_step: int | None) -> None:
             if _LEFT_OVER.fullmatch(path.name):
                 shutil.rmtree(path)
     except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be written: {error}") from None
+        raise write_error(folder, error) from None
+
+
+def _may_be_of(checkpoint: Path, own: CheckpointState) -> bool:
+    """Whether a checkpoint is of the run of ``own``, or too damaged to be told from one."""
+    try:
+        return read_state(checkpoint).is_of_same_run(own)
+    except CheckpointError:
+        return True
+
+
+def whole_state(checkpoint: Path) -> CheckpointState | None:
+    """Return the scalars of a checkpoint whose files are all there at their whole length, else ``None``."""
+    try:
+        state, manifest = read_state(checkpoint), read_manifest(checkpoint)
+        sizes = {shard.file: (checkpoint / shard.file).stat().st_size for shard in manifest.shards}
+    except (CheckpointError, OSError):
+        return None
+    return state if all(sizes[shard.file] == shard.size_bytes for shard in manifest.shards) else None
 
 
 def publish(folder: Path, *, step: int, state: CheckpointState, manifest: Manifest) -> Path:
     """Turn the partial folder of ``step``, whose shards are on disk, into a checkpoint; returns its folder.
+
+    It takes the place of another checkpoint of that step.
 
     Raises:
         CheckpointError: a shard is not there, or blocks do not tile their tensors.
@@ -127,6 +152,8 @@ def publish(folder: Path, *, step: int, state: CheckpointState, manifest: Manife
         _write_to_disk(partial / name, text)
     fsync(partial)
     published = step_folder(folder, step)
+    if published.exists():
+        _delete(folder, step)
     _give_name(partial, published)
     fsync(folder)
     return published
@@ -171,22 +198,27 @@ def index_files(
 
 
 def keep_newest(
-    folder: Path, keep_last: int, *, protected_step: int | None, advance: Callable[[], None] = lambda: None
+    folder: Path, keep_last: int, *, protected_steps: Collection[int] = (), advance: Callable[[], None] = lambda: None
 ) -> None:
-    """Delete all published checkpoints but the ``keep_last`` newest and that of ``protected_step``.
+    """Delete all published checkpoints but the ``keep_last`` newest and those of ``protected_steps``.
 
     Args:
         advance: called after every file.
     """
     for step in published_steps(folder)[:-keep_last]:
-        if step != protected_step:
-            deleted = _take_name(step_folder(folder, step), folder / f".step_{step:08d}.deleted")
-            # Its mark goes last: files under the name of a step would count without it.
-            for path in sorted(deleted.iterdir(), key=lambda path: path.name == UPLOADING):
-                if not path.is_dir():
-                    path.unlink()
-                    advance()
-            shutil.rmtree(deleted)
+        if step not in protected_steps:
+            _delete(folder, step, advance)
+
+
+def _delete(folder: Path, step: int, advance: Callable[[], None] = lambda: None) -> None:
+    """Delete a published checkpoint, which counts no more from the first file on."""
+    deleted = _take_name(step_folder(folder, step), folder / f".step_{step:08d}.deleted")
+    # Its mark goes last: files under the name of a step would count without it.
+    for path in sorted(deleted.iterdir(), key=lambda path: path.name == UPLOADING):
+        if not path.is_dir():
+            path.unlink()
+            advance()
+    shutil.rmtree(deleted)
 
 
 def _take_name(published: Path, deleted: Path) -> Path:
@@ -197,7 +229,7 @@ def _take_name(published: Path, deleted: Path) -> Path:
         if error.errno not in REFUSALS:
             raise
     (published / UPLOADING).touch()
-    (published / SUMS).unlink()
+    (published / SUMS).unlink(missing_ok=True)
     return published
 
 

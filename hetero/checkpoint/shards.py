@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from hetero.checkpoint.folder import fsync_in_parts
 from hetero.checkpoint.manifest import FloatType, RankTensor, SavedBlock, Shard, TensorInfo
 from hetero.checkpoint.shard_files import LocalShardFile, Place, ShardFile, checked_places, read_header
+from hetero.checkpoint.write_errors import write_error
 from hetero.errors import CheckpointError
 from hetero.file_systems import let_readers_of_folder_read
 from hetero.runtime.sharded_state import TensorSlice
@@ -87,7 +88,7 @@ def write_shard(
             rank_state=tuple(rank_tensors),
         )
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot be written: {error}; is the disk full?") from None
+        raise write_error(path.parent, error) from None
 
 
 def tensor_infos(slices: Iterable[TensorSlice]) -> dict[str, TensorInfo]:

@@ -87,3 +87,25 @@ class CheckpointState:
     loss_scaler: LossScalerState | None = None
     generation_config: dict[str, JsonValue] | None = None
     settings: RunSettings | None = None
+
+    def samples_of_run(self) -> dict[str, object]:
+        """Return by flag what decides which sample comes when; a run cannot go on with another value."""
+        return {
+            "--seed": self.seed,
+            "--seq-length": None if self.plan is None else self.plan.seq_length,
+            "--global-batch-size": None if self.plan is None else self.plan.global_batch_size,
+            "--rampup-batch-size": self.rampup,
+        }
+
+    def is_of_same_run(self, other: "CheckpointState") -> bool:
+        """Whether both are of one run, at whatever steps."""
+        return (
+            self.model == other.model
+            and self.precision == other.precision
+            and self.samples_of_run() == other.samples_of_run()
+        )
+
+    def has_same_course(self, other: "CheckpointState") -> bool:
+        """Whether both are of one run with the same length, data and updates."""
+        mine, theirs = (self.train_samples, self.settings), (other.train_samples, other.settings)
+        return self.is_of_same_run(other) and mine == theirs

@@ -15,8 +15,10 @@ from hetero.checkpoint.manifest import Shard, TensorInfo, block_key, merge
 from hetero.checkpoint.shards import tensor_infos, write_shard
 from hetero.checkpoint.slow_work import Advance, StalledError, work_together
 from hetero.checkpoint.state import CheckpointState
+from hetero.checkpoint.write_errors import write_error
 from hetero.distributed.process_groups import create_group, time_limit
-from hetero.errors import CheckpointError, MembershipError
+from hetero.distributed.rank_consensus import describe_errors
+from hetero.errors import CheckpointError, ConfigError, MembershipError
 from hetero.runtime.sharded_state import TensorSlice
 
 T = TypeVar("T")
@@ -35,8 +37,8 @@ class CheckpointWriter:
     Args:
         start_step: where this run starts; its checkpoint, if there is one, is never deleted by this writer.
         keep_last: how many of the newest checkpoints to keep besides, ``None`` for all.
-        keeps_later: checkpoints of later steps than ``start_step`` are this run's own, which has lost those steps:
-            they stay, and are not saved again.
+        own: a state of this run, if it has been here before. Checkpoints of later steps are its own then, which has
+            lost those steps since: they stay, and are saved again only where its flags have changed.
         asynchronous: return from :meth:`save` once the state has been copied. The copies stay allocated (pinned, for
             a GPU's): host memory for this rank's state once more.
         say: told of every checkpoint on rank 0 once it can be loaded, maybe by a thread in the background.
@@ -44,7 +46,8 @@ class CheckpointWriter:
     Constructing it is collective over ``world`` (a new gloo group, broadcast).
 
     Raises:
-        CheckpointError: the folder cannot be written or holds later checkpoints; the same on all ranks.
+        CheckpointError: the folder cannot be written; the same on all ranks.
+        ConfigError: it holds later checkpoints of another run; the same on all ranks.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class CheckpointWriter:
         start_step: int,
         keep_last: int | None,
         asynchronous: bool,
-        keeps_later: bool = False,
+        own: CheckpointState | None = None,
         say: Callable[[str], None] = lambda news: None,
     ) -> None:
         assert keep_last is None or keep_last >= 1, keep_last
@@ -71,9 +74,10 @@ class CheckpointWriter:
         self._rank = self._group.rank()
         self._background: _Background | None = None
         self._buffers: dict[str, torch.Tensor] = {}
-        _on_rank_0(self._group, lambda: folders.prepare(folder, start_step=None if keeps_later else start_step))
+        _on_rank_0(self._group, lambda: folders.prepare(folder, start_step=start_step, own=own))
         self._published = frozenset(_from_rank_0(self._group, folders.published_steps(folder)))
         self._start_step = start_step
+        self._own = own
         self._last_step = start_step - 1
 
     def save(
@@ -84,7 +88,7 @@ class CheckpointWriter:
         state: CheckpointState,
         rank_state: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """Save the state after ``step``; a step that has been saved is not saved again.
+        """Save the state after ``step``; a step that has been saved whole is not saved again.
 
         Collective over the world: a gather, a broadcast and the meetings of :func:`.work_together`, in the background
         if asynchronous. Waits for the save before this one. A rank may write for any time, as long as it gets on.
@@ -99,7 +103,7 @@ class CheckpointWriter:
         """
         self.wait()
         assert state.step == step >= self._last_step, (step, state.step, self._last_step)
-        if step == self._last_step or step in self._published:
+        if step == self._last_step or self._is_there(step):
             return
         staged = self._staged(slices)
         extras = {
@@ -108,6 +112,28 @@ class CheckpointWriter:
         self._background = _Background(lambda: self._write(staged, state, extras), step)
         if not self._asynchronous:
             self.wait()
+
+    def has_saved(self, steps: range) -> bool:
+        """Whether the run had a whole checkpoint of one of ``steps`` before this writer was made.
+
+        Collective over the world (broadcasts).
+        """
+        return any(self._is_there(step) for step in steps if step in self._published)
+
+    def _is_there(self, step: int) -> bool:
+        """Whether a checkpoint of ``step`` need not be saved again; collective over the world if there is one."""
+        if step not in self._published:
+            return False
+        saved = folders.whole_state(folders.step_folder(self._folder, step)) if self._rank == 0 else None
+        return _from_rank_0(self._group, saved is not None and self._has_made(saved))
+
+    def _has_made(self, saved: CheckpointState) -> bool:
+        """Whether this run made a checkpoint; of a later step, with the flags that it has now."""
+        if self._own is None:
+            return True
+        if saved.step > self._start_step:
+            return saved.has_same_course(self._own)
+        return saved.is_of_same_run(self._own)
 
     def wait(self) -> None:
         """Wait until the last save is published. Call it once before the end: the background does not outlive it.
@@ -151,11 +177,6 @@ class CheckpointWriter:
             return shard, tensor_infos(staged)
 
         written = self._done_together(write, step=state.step)
-        if isinstance(written, OSError):
-            hint = f"{partial.parent} has to be on a file system that all hosts see"
-            written = CheckpointError(f"on rank {self._rank}: {written}; {hint}")
-        elif isinstance(written, CheckpointError):
-            written = CheckpointError(f"on rank {self._rank}: {written}")
         gathered: list[Written | Exception] | None = None
         if self._rank == 0:
             gathered = [written] * self._group.size()
@@ -178,7 +199,9 @@ class CheckpointWriter:
                 f"{self._folder} for {self._limit_s:g} s; look at that file system, or raise "
                 "--distributed-timeout-minutes if it only needs longer"
             )
-        except (OSError, CheckpointError, MembershipError) as error:
+        except OSError as error:
+            return write_error(self._folder, error)
+        except (CheckpointError, MembershipError) as error:
             return error
 
     def _publish(self, gathered: Sequence[Written | Exception], state: CheckpointState, advance: Advance) -> None:
@@ -187,16 +210,19 @@ class CheckpointWriter:
             raise MembershipError("; ".join(stalled))
         partial = folders.partial_folder(self._folder, state.step)
         try:
-            if errors := [str(each) for each in gathered if isinstance(each, Exception)]:
-                raise CheckpointError(f"step {state.step} was not saved: {'; '.join(errors)}")
+            errors = [str(each) if isinstance(each, Exception) else None for each in gathered]
+            if any(errors):
+                raise CheckpointError(f"step {state.step} was not saved: {describe_errors(errors)}")
             manifest = merge([each for each in gathered if not isinstance(each, Exception)], state.model)
             path = folders.publish(self._folder, step=state.step, state=state, manifest=manifest)
         except (OSError, CheckpointError):
+            # What cannot be deleted now, the next run deletes.
             shutil.rmtree(partial, ignore_errors=True)
             raise
         advance()
         if self._keep_last is not None:
-            folders.keep_newest(self._folder, self._keep_last, protected_step=self._start_step, advance=advance)
+            protected = (self._start_step, state.step)
+            folders.keep_newest(self._folder, self._keep_last, protected_steps=protected, advance=advance)
         self._say(f"saved to {path}")
 
 
@@ -227,7 +253,7 @@ def _on_rank_0(group: dist.ProcessGroup, step: Callable[[], None]) -> None:
     if group.rank() == 0:
         try:
             step()
-        except (OSError, CheckpointError) as raised:
+        except (ConfigError, CheckpointError) as raised:
             error = raised
     _raise_on_all(group, error)
 
@@ -235,8 +261,6 @@ def _on_rank_0(group: dist.ProcessGroup, step: Callable[[], None]) -> None:
 def _raise_on_all(group: dist.ProcessGroup, error: Exception | None) -> None:
     """Raise the error of rank 0 on all ranks, if it has one. Broadcast over ``group``."""
     error = _from_rank_0(group, error)
-    if isinstance(error, OSError):
-        raise CheckpointError(str(error))
     if error is not None:
         raise error
 

@@ -1,13 +1,13 @@
 """Lets all ranks succeed at a step of start-up, or fail with the same message, before any waits for another."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch.distributed as dist
 
 from hetero.errors import ConfigError, HeteroError
-from hetero.text import number_ranges
+from hetero.text import number_ranges, numbered
 
 T = TypeVar("T")
 
@@ -46,8 +46,15 @@ def on_all_ranks(step: Callable[[], T]) -> T:
     dist.all_gather_object(every, (error, is_of_input))
     errors = [message for message, _ in every]
     if any(errors):
-        raise ConsensusError(_joined(errors), is_of_input=all(of_input for _, of_input in every))
+        raise ConsensusError(describe_errors(errors), is_of_input=all(of_input for _, of_input in every))
     return value
+
+
+def is_true_on_any_rank(value: bool) -> bool:
+    """Return whether ``value`` is true on any rank. Collective over the world (all-gather)."""
+    values = [False] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return any(values)
 
 
 def from_rank_0(step: Callable[[], str]) -> str:
@@ -86,11 +93,12 @@ def check_same_everywhere(what: str, text: str, *, fix: str) -> None:
         raise ConsensusError(f"{what}: ranks {number_ranges(differing)} have another one than rank 0; {fix}")
 
 
-def _joined(errors: list[str | None]) -> str:
+def describe_errors(errors: Sequence[str | None]) -> str:
+    """Join the errors of all ranks, in their order, to one message: each error once, with the ranks that have it."""
     ranks_of: dict[str, list[int]] = {}
     for rank, error in enumerate(errors):
         if error is not None:
             ranks_of.setdefault(error, []).append(rank)
     if len(ranks_of) == 1 and all(errors):
         return next(iter(ranks_of))
-    return "; ".join(f"on ranks {number_ranges(ranks)}: {error}" for error, ranks in ranks_of.items())
+    return "; ".join(f"on {numbered('rank', ranks)}: {error}" for error, ranks in ranks_of.items())

@@ -10,6 +10,7 @@ committed   a step whose copies were all whole on two failure domains when the r
 
 import functools
 import importlib.metadata
+import signal
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -26,6 +27,13 @@ ASSIGNMENT_VARIABLE = "HETERO_ELASTIC"
 DESCRIBE_VARIABLE = "HETERO_ELASTIC_DESCRIBE"
 """Environment variable of a program that is to train nothing: it writes its planning problem
 (:class:`hetero.elastic.planning_problem.PlanningProblem`) as JSON to the file that this names, and ends with 0."""
+
+
+STOP_FOR_GOOD = signal.SIGURG
+"""Signal by which an agent has its ranks save the step in hand and end the run; SIGTERM has them end for another epoch.
+
+Supervisors do not send it, and a process that does not train yet ignores it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -315,6 +323,20 @@ class Notice:
     reason: str
     seconds: float | None = None
     version: str = field(default_factory=_program_version)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StopRequest:
+    """What the leader asks of an epoch that trains: to end after the step in hand, with that step committed.
+
+    reason: for people.
+    is_for_good: no node stays, so that the ranks save the step, and the job is over.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    reason: str
+    is_for_good: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -90,6 +90,8 @@ class Saver:
         scheduler: OptimizerParamScheduler,
         writer: CheckpointWriter | None,
         start: RunStart,
+        *,
+        goes_on_from_copies: bool = False,
     ) -> None:
         self._config = config
         self._context = context
@@ -97,6 +99,7 @@ class Saver:
         self._scheduler = scheduler
         self._writer = writer
         self._start = start
+        self._goes_on_from_copies = goes_on_from_copies
 
     def after(self, step: int, *, last: bool) -> None:
         """Save after ``step`` if it is due, or the last; collective over the world.
@@ -104,24 +107,33 @@ class Saver:
         Raises:
             CheckpointError: it cannot be saved, or an earlier save in the background could not.
         """
-        interval = self._config.checkpoint.save_interval
-        if self._writer is None or not (last or (interval is not None and step % interval == 0)):
+        writer = self._writer
+        if writer is None:
+            return
+        if not (last or self._is_due(writer, step)):
             return
         self._trainer.finish_gather()
         with self._context.timing.outside_steps():
-            self._writer.save(
+            writer.save(
                 step=step,
                 slices=self._trainer.optimizer.state(owner=self._context.rank),
-                state=run_state(
-                    self._config,
-                    self._context,
-                    self._trainer,
-                    self._scheduler,
-                    step=step,
-                    start=self._start,
-                ),
+                state=self._state(step),
                 rank_state=dropout_state() if self._context.work is not None else None,
             )
+
+    def _is_due(self, writer: CheckpointWriter, step: int) -> bool:
+        """Whether ``--save-interval`` asks for a checkpoint now; collective over the world for a restored step."""
+        interval = self._config.checkpoint.save_interval
+        if interval is None:
+            return False
+        if not (self._goes_on_from_copies and step == self._start.step):
+            return step % interval == 0
+        # A save in the background may have been lost with steps after it that were copied.
+        due_step = step - step % interval
+        return due_step > 0 and not writer.has_saved(range(due_step, step + 1))
+
+    def _state(self, step: int) -> CheckpointState:
+        return run_state(self._config, self._context, self._trainer, self._scheduler, step=step, start=self._start)
 
 
 def run_state(
@@ -163,6 +175,7 @@ def saving(
     scheduler: OptimizerParamScheduler,
     *,
     start: RunStart,
+    goes_on_from_copies: bool = False,
     was_here_before: bool = False,
 ) -> Iterator[Saver]:
     """Open the folder of ``--save``, and publish the last save when the block ends, be it with an error of all ranks.
@@ -170,10 +183,12 @@ def saving(
     Collective over the world at both ends.
 
     Args:
-        was_here_before: later checkpoints in the folder are this run's own, which has lost their steps since.
+        goes_on_from_copies: what was due after the step of ``start`` may not have been done.
+        was_here_before: later checkpoints in the folder may be this run's own, which has lost their steps since.
 
     Raises:
-        CheckpointError: the folder cannot be written, or holds later checkpoints than ``start_step``.
+        CheckpointError: the folder cannot be written.
+        ConfigError: it holds later checkpoints than ``start.step``, which are another run's.
     """
     wanted, writer = config.checkpoint, None
     if wanted.save is not None:
@@ -183,11 +198,13 @@ def saving(
             start_step=start.step,
             keep_last=wanted.keep_last,
             asynchronous=wanted.asynchronous,
-            keeps_later=was_here_before,
+            own=run_state(config, context, trainer, scheduler, step=start.step, start=start)
+            if was_here_before
+            else None,
             say=lambda news: print(news, flush=True),
         )
     try:
-        yield Saver(config, context, trainer, scheduler, writer, start)
+        yield Saver(config, context, trainer, scheduler, writer, start, goes_on_from_copies=goes_on_from_copies)
     except ConsensusError:
         # What is being written in the background is from before, and where a later run goes on.
         if writer is not None:

@@ -23,7 +23,6 @@ from hetero.errors import ConfigError
 from hetero.plan.ir import Plan
 from hetero.runtime.compute_seconds import ComputeSeconds, compute_seconds
 from hetero.runtime.mcore import dropout_state
-from hetero.runtime.optimizer import StepResult
 from hetero.runtime.trainer import Trainer
 from hetero.serialization import save
 from hetero.spec.cluster import ClusterSpec
@@ -79,9 +78,6 @@ class ElasticRank:
     Args:
         assignment: what the rank's agent has told it.
 
-    Attributes:
-        goes_on_elsewhere: the run stops after the last step to go on in another epoch, and not for good.
-
     Raises:
         ConfigError: a flag asks for what elastic training does otherwise.
     """
@@ -94,9 +90,14 @@ class ElasticRank:
         self._timing: ComputeSeconds | None = None
         self._began_s = time.monotonic()
         self._steps_done = 0
-        self.goes_on_elsewhere = False
+        self._goes_on_elsewhere = False
         if assignment is not None:
             refuse_flags(config)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether this rank has an agent."""
+        return self._assignment is not None
 
     @property
     def plan(self) -> Plan | None:
@@ -120,6 +121,11 @@ class ElasticRank:
     def goes_on_from_copies(self) -> bool:
         """Whether the epoch starts from a step that was copied, and not as the flags say."""
         return self._assignment is not None and self._assignment.epoch.start.epoch > 0
+
+    @property
+    def begins_a_job(self) -> bool:
+        """Whether no node of this job has trained before: it goes on from the object store, if from anything."""
+        return self._assignment is None or not any(self._assignment.epoch.sources.values())
 
     @property
     def is_later_epoch(self) -> bool:
@@ -222,17 +228,18 @@ class ElasticRank:
         finally:
             copies.close()
 
-    def after_step(self, step: int, result: StepResult, *, is_end: bool) -> None:
+    def after_step(self, step: int, *, is_last: bool, goes_on_elsewhere: bool = False) -> None:
         """Begin a copy if it is due, and tell the agent of the step.
 
         Args:
-            is_end: the run ends here by its flags.
+            is_last: the ranks end after this step.
+            goes_on_elsewhere: another epoch follows then.
         """
         if self._copies is None or self._reporter is None:
             return
         self._steps_done = step
-        self.goes_on_elsewhere = result.stop and not is_end
-        self._copies.after_step(step, last=result.stop or is_end)
+        self._goes_on_elsewhere = goes_on_elsewhere
+        self._copies.after_step(step, last=is_last)
         now_s = time.monotonic()
         self._reporter.report(
             "step",
@@ -244,11 +251,16 @@ class ElasticRank:
         )
         self._began_s = now_s
 
+    def commit_copies(self) -> None:
+        """Wait until the last copy is committed, or given up; collective over the world."""
+        if self._copies is not None:
+            self._copies.commit()
+
     def _end(self, copies: CopyWriter, reporter: RankReporter) -> None:
         """Commit the last copy, and tell the agent that this rank ends as planned; collective over the world."""
         copies.commit()
         reporter.report(
-            "stopped" if self.goes_on_elsewhere else "finished",
+            "stopped" if self._goes_on_elsewhere else "finished",
             step=self._steps_done,
             committed=copies.committed,
             copy_every=copies.every,

@@ -62,10 +62,10 @@ def measure(
             for _ in range(num_steps):
                 began_s = time.perf_counter()
                 time.sleep(device_s)
-                result = session.step()
+                session.step()
                 step += 1
                 if makes:
-                    elastic.after_step(step, result, is_end=False)
+                    elastic.after_step(step, is_last=False)
                 took.append(time.perf_counter() - began_s)
                 if makes and (in_hand := copies._in_hand) is not None and in_hand.is_whole:
                     write_s.append(in_hand.write_s)

@@ -12,7 +12,7 @@ from hetero.checkpoint import writer as writer_module
 from hetero.checkpoint.folder import published_steps
 from hetero.checkpoint.reader import load_checkpoint
 from hetero.checkpoint.writer import CheckpointWriter
-from hetero.errors import CheckpointError
+from hetero.errors import CheckpointError, ConfigError
 from tests.helpers.checkpoints import assert_filled, make_slices, plan_of, save_alone, state_of
 from tests.helpers.ranks import run_ranks
 
@@ -33,7 +33,7 @@ def save(writer: CheckpointWriter, rank: int, step: int, *, rank_state: dict | N
 def error_of(call: Callable[[], None]) -> str | None:
     try:
         call()
-    except CheckpointError as error:
+    except (CheckpointError, ConfigError) as error:
         return str(error)
     return None
 
@@ -219,7 +219,8 @@ def save_what_was_lost(rank: int, folder: Path) -> str | None:
     for step in (1, 2, 3):
         save(writer, rank, step)
     refused = error_of(lambda: create_writer(folder, start_step=1))
-    again = create_writer(folder, start_step=1, keeps_later=True, asynchronous=False)
+    own = state_of(plan_of(world_size=2), step=1)
+    again = create_writer(folder, start_step=1, own=own, asynchronous=False)
     for step in (1, 2, 3, 4):
         save(again, rank, step)
     return refused

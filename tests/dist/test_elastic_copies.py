@@ -155,7 +155,7 @@ def test_too_little_room_is_said_before_training_on_every_rank(run: Run) -> None
     epoch = run.next_epoch(TWO_STAGES, PLACES)
     messages = run_ranks(refused, 2, run.assignments(epoch), 1000)
     for message in messages:
-        assert "on ranks 0: " in message
+        assert "on rank 0: " in message
         assert re.search(r"/a on node a: copies of two steps take \d MiB there, and 0 MiB are free", message)
         assert "give the agent a larger folder" in message
 

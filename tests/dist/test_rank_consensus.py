@@ -84,11 +84,11 @@ def test_none_is_a_value() -> None:
 @pytest.mark.parametrize(
     ("step", "message", "is_of_input"),
     [
-        (fail_on_rank_2, "on ranks 2: plan.json: no such file", False),
+        (fail_on_rank_2, "on rank 2: plan.json: no such file", False),
         (fail_everywhere, "plan.json: not JSON", True),
-        (fail_differently, "on ranks 0,2: no such file; on ranks 1: disk is full", True),
-        (fail_by_type, "on ranks 0: damaged; on ranks 1-3: not JSON", False),
-        (fail_without_message, "on ranks 0: ConfigError", True),
+        (fail_differently, "on ranks 0,2: no such file; on rank 1: disk is full", True),
+        (fail_by_type, "on rank 0: damaged; on ranks 1-3: not JSON", False),
+        (fail_without_message, "on rank 0: ConfigError", True),
     ],
     ids=["one-rank", "all-ranks", "different-errors", "different-types", "no-message"],
 )

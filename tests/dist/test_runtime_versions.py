@@ -62,4 +62,4 @@ def kernels(rank: int) -> str:
 def test_all_ranks_hear_of_a_device_without_kernels() -> None:
     heard = run_ranks(kernels, 3)
     assert len(set(heard)) == 1
-    assert heard[0].startswith("on ranks 1: Tesla V100-SXM2-16GB has compute capability 7.0, and torch ")
+    assert heard[0].startswith("on rank 1: Tesla V100-SXM2-16GB has compute capability 7.0, and torch ")

@@ -248,7 +248,7 @@ def elastic_session(
             for step in range(start_step + 1, end_step + 1):
                 (watch or wait_for_copy)(rank, step, elastic)
                 seen.results.append(training.step())
-                elastic.after_step(step, seen.results[-1], is_end=step == end_step and not dies)
+                elastic.after_step(step, is_last=step == end_step and not dies)
             if dies:
                 raise DiedError
     except DiedError:

@@ -12,6 +12,7 @@ from hetero.checkpoint.manifest import merge
 from hetero.checkpoint.reader import SavedTensors
 from hetero.checkpoint.shards import tensor_infos, write_shard
 from hetero.checkpoint.state import CheckpointState
+from hetero.checkpoint.write_errors import write_error
 from hetero.errors import CheckpointError
 from hetero.runtime.dtypes import PRECISIONS
 from hetero.runtime.sharded_state import TensorSlice
@@ -97,6 +98,6 @@ def write_native(
         )
         return publish(folder, step=source.step, state=state, manifest=merge(written, source.model))
     except OSError as error:
-        raise CheckpointError(f"{partial}: cannot be written: {error}") from None
+        raise write_error(partial, error) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -19,7 +19,7 @@ from hetero.checkpoint.folder import (
     published_steps,
     read_state,
 )
-from hetero.errors import CheckpointError
+from hetero.errors import CheckpointError, ConfigError
 from tests.helpers.checkpoints import make_slices, plan_of, save_alone, state_of
 from tests.helpers.refusing_file_system import refuse_renames_of_folders
 
@@ -54,9 +54,9 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 def test_the_newest_are_kept_and_the_one_that_the_run_started_from(tmp_path: Path) -> None:
     publish(tmp_path, 1, 2, 3, 4, 5)
-    keep_newest(tmp_path, 2, protected_step=1)
+    keep_newest(tmp_path, 2, protected_steps=(1,))
     assert names(tmp_path) == ["step_00000001", "step_00000004", "step_00000005"]
-    keep_newest(tmp_path, 1, protected_step=None)
+    keep_newest(tmp_path, 1)
     assert names(tmp_path) == ["step_00000005"]
 
 
@@ -72,7 +72,7 @@ def test_what_killed_runs_left_is_deleted(tmp_path: Path) -> None:
 
 def test_a_run_does_not_mix_its_checkpoints_with_later_ones(tmp_path: Path) -> None:
     publish(tmp_path, 3, 7)
-    with pytest.raises(CheckpointError, match="step 7, later than step 3"):
+    with pytest.raises(ConfigError, match="step 7, later than step 3"):
         prepare(tmp_path, start_step=3)
     prepare(tmp_path, start_step=7)
 
@@ -123,9 +123,7 @@ def test_folders_that_cannot_be_renamed_are_published_and_deleted_all_the_same(
     assert names(tmp_path / "run" / "step_00000001") == names(tmp_path / "whole" / "step_00000001")
     assert read_state(find_checkpoint(tmp_path / "run", None)).step == 3
     counting = []
-    keep_newest(
-        tmp_path / "run", 1, protected_step=None, advance=lambda: counting.append(published_steps(tmp_path / "run"))
-    )
+    keep_newest(tmp_path / "run", 1, advance=lambda: counting.append(published_steps(tmp_path / "run")))
     assert counting[0] == [2, 3], "after its first file the step counts no more"
     assert all(1 not in steps for steps in counting)
     assert counting[-1] == [3]
