@@ -77,7 +77,7 @@ def load_checkpoint(
     """
     path = find_checkpoint(folder, step)
     state = read_state(path)
-    _check_model(path, saved=state.model, wanted=plan.model)
+    check_model(str(path), saved=state.model, wanted=plan.model)
     saved = SavedTensors(path)
     wanted = [each for each in slices if not only_weights or each.name.partition("/")[0] in _WEIGHT_KINDS]
     same_plan = state.plan == plan and not only_weights
@@ -272,7 +272,12 @@ class SavedTensors(ShardedTensors):
         super().__init__(str(path), manifest, files)
 
 
-def _check_model(path: Path, *, saved: ModelSpec, wanted: ModelSpec) -> None:
+def check_model(where: str, *, saved: ModelSpec, wanted: ModelSpec) -> None:
+    """Check that a checkpoint is of the model that is trained.
+
+    Raises:
+        CheckpointError: it is of another one; names what differs. ``where`` names the checkpoint.
+    """
     names = differing_fields(saved, wanted)
     if not names:
         return
@@ -280,7 +285,7 @@ def _check_model(path: Path, *, saved: ModelSpec, wanted: ModelSpec) -> None:
     if names == ["padded_vocab_size"]:
         fix = f"choose --make-vocab-size-divisible-by so that the vocabulary is padded to {saved.padded_vocab_size}"
     differing = ", ".join(f"{name} {getattr(saved, name)} != {getattr(wanted, name)}" for name in names)
-    raise CheckpointError(f"{path}: checkpoint of another model: {differing} here; {fix}")
+    raise CheckpointError(f"{where}: checkpoint of another model: {differing} here; {fix}")
 
 
 def _source(manifest: Manifest, wanted: TensorSlice) -> str | None:

@@ -68,7 +68,7 @@ class Agent:
         self._token = ""
         self._ended = 0
         self._broken: tuple[int, str] = (0, "")
-        self._stopping = 0
+        self._stopping = (0, False)
         self._news = asyncio.Event()
         self._urgent_news = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -268,7 +268,8 @@ class Agent:
         try:
             await self._delete_bad_copies(state)
             is_over = not self._ranks.running and (state.epoch is None or self._ended >= state.epoch.number)
-            if (end := await self._leaving.end_if_due(state, is_over_here=is_over)) is not None:
+            saves = self._problem is not None and self._problem.saves
+            if (end := await self._leaving.end_if_due(state, is_over_here=is_over, saves=saves)) is not None:
                 self._outcome = end
                 return None
             until_s = await self._lead(state)
@@ -295,11 +296,16 @@ class Agent:
             self._watch.start(epoch, token=self._token, uploads=uploads)
             names = ", ".join(each.node.name for each in epoch.nodes)
             self._show(f"hetero: epoch {epoch.number} on {names} from step {epoch.start.step}: {epoch.reason}")
-        elif self._ranks.running and state.stop and self._stopping < epoch.number and self._watch.can_stop:
-            self._stopping = epoch.number
+        elif (
+            self._ranks.running
+            and state.stop
+            and self._stopping < (epoch.number, state.is_stop_for_good)
+            and self._watch.can_stop
+        ):
+            self._stopping = (epoch.number, state.is_stop_for_good)
             self._events.note("stop_requested", epoch=epoch.number, step=self._watch.step, detail=state.stop)
             self._show(f"hetero: epoch {epoch.number} ends after the step in hand: {state.stop}")
-            self._ranks.terminate()
+            self._ranks.stop(is_for_good=state.is_stop_for_good)
         if not self._ranks.running:
             self._ended = epoch.number
             self.news(urgent=True)

@@ -7,6 +7,7 @@
     /hetero/JOB/epoch            Epoch, written by the leader as long as it leads, in one transaction
     /hetero/JOB/broken/E         why epoch E cannot go on; the first who notices says so
     /hetero/JOB/stop/E           why epoch E is to end after the step in hand
+    /hetero/JOB/stop/E/for_good  is there if no node stays, so that the ranks save that step and the job is over
     /hetero/JOB/reports/NAME     NodeReport, on the lease of the node
     /hetero/JOB/committed        the newest committed step that any rank reported; it outlives all nodes
     /hetero/JOB/notices/NAME     Notice
@@ -65,6 +66,7 @@ class JobState:
 
     leader: incarnation of the node that leads; ``None`` also if the key names no node that is there.
     broken, stop: reasons, of the epoch that is in ``epoch``.
+    is_stop_for_good: its ranks are asked to save the step in hand, as no node stays.
     committed: the newest step that was committed, within a second; 0 for none.
     bad_copies: as ranks report them (:class:`hetero.elastic.recovery.BadCopy`), until their node has deleted them.
     stored: the newest step that the job has put into the object store.
@@ -81,6 +83,7 @@ class JobState:
     epoch: Epoch | None = None
     broken: str | None = None
     stop: str | None = None
+    is_stop_for_good: bool = False
     reports: Mapping[str, NodeReport] = field(default_factory=dict)
     notices: Mapping[str, Notice] = field(default_factory=dict)
     committed: int = 0
@@ -202,6 +205,7 @@ class JobStore:
             epoch=epoch,
             broken=reading.words(f"broken/{number}"),
             stop=reading.words(f"stop/{number}"),
+            is_stop_for_good=f"stop/{number}/for_good" in keys.values,
             reports=reading.of_nodes("reports/", NodeReport, lambda report: report.node),
             notices=reading.of_nodes("notices/", Notice, lambda notice: notice.node),
             committed=committed,

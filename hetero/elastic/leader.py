@@ -82,7 +82,7 @@ class _EpochNotes:
     over_since_s: float | None = None
     predicted_s: float | None = None
     committed: int = 0
-    stop_asked: bool = False
+    stop_asked: RequestStop | None = None
 
 
 _Nodes = tuple[tuple[str, str, str], ...]
@@ -189,6 +189,8 @@ class Leader:
             over_since_s=self._notes.over_since_s,
             broken=state.broken,
             stop_requested=state.stop,
+            is_stop_for_good=state.is_stop_for_good,
+            saves=self._tools.problem.saves,
             committed=self._notes.committed,
             step_s=step_s if step_s > 0 and self._notes.predicted_s is not None else None,
         )
@@ -366,10 +368,12 @@ class Leader:
                 return until_s
             case MakeEpoch():
                 self._in_background("epoch", self._make_epoch(move, state))
-            case RequestStop(reason=reason):
-                if not self._notes.stop_asked:
-                    self._notes.stop_asked = True
-                    await asyncio.to_thread(membership.request_stop, self._notes.number, reason)
+            case RequestStop(reason=reason, is_for_good=is_for_good):
+                if move != self._notes.stop_asked:
+                    self._notes.stop_asked = move
+                    await asyncio.to_thread(
+                        membership.request_stop, self._notes.number, reason, is_for_good=is_for_good
+                    )
             case EvictNode(name=name, reason=reason):
                 self._tools.events.note("evicted", epoch=self._notes.number, detail=f"{name}: {reason}")
                 await asyncio.to_thread(membership.evict, state.nodes[name])

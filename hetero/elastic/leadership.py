@@ -18,6 +18,11 @@ Asked at most twice per move, with the nodes in the order of their names."""
 
 _OUT = frozenset({"stopped", "finished"})
 
+_SAVED = (
+    "all nodes leave, and the ranks have saved the step in hand; to go on from it, start agents with --load under "
+    "another --job"
+)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaderSettings:
@@ -77,6 +82,8 @@ class View:
     over_since_s: when it first saw that this one was over, ``None`` while it goes on.
     broken: why it is, in somebody's words; ``None`` if nobody said so.
     stop_requested: why its ranks were asked to stop, ``None`` if they were not.
+    is_stop_for_good: they were asked to save the step in hand as well.
+    saves: the run has a folder for checkpoints.
     committed: the newest step of this epoch that was committed, 0 for none.
     step_s: seconds of a step of this epoch now, to be held against predictions; ``None`` while it is not known.
     """
@@ -89,6 +96,8 @@ class View:
     over_since_s: float | None = None
     broken: str | None = None
     stop_requested: str | None = None
+    is_stop_for_good: bool = False
+    saves: bool = False
     committed: int = 0
     step_s: float | None = None
 
@@ -115,9 +124,13 @@ class MakeEpoch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestStop:
-    """Ask the ranks to finish the step, to commit it and to end."""
+    """Ask the ranks to finish the step, to commit it and to end.
+
+    is_for_good: and to save it, as no node stays.
+    """
 
     reason: str
+    is_for_good: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,7 +185,7 @@ def next_move(view: View, now_s: float, settings: LeaderSettings, step_time: Ste
     if view.epoch is None:
         return _start(view, now_s, settings, step_time, since_s=view.started_s, failures=0, reason="first start")
     if all(_phase(view, each.node.name) == "finished" for each in view.epoch.nodes):
-        return Finish(exit_code=0, reason="all ranks have finished")
+        return Finish(exit_code=0, reason=_SAVED if view.is_stop_for_good else "all ranks have finished")
     if (reason := end_of_epoch(view)) is not None:
         return _follow(view, now_s, settings, step_time, reason)
     return _keep_training(view, now_s, settings, step_time)
@@ -216,18 +229,23 @@ def _start(
     failures: int,
     reason: str,
 ) -> Move:
-    """Make an epoch of those who have answered, if they are enough; else wait, and give up in the end."""
-    staying = _staying(view)
+    """Make an epoch of those who have answered, if they are enough; else wait, and give up in the end.
+
+    Where no node stays, those that leave make one more to save what they have, however few they are.
+    """
+    staying, min_nodes = _staying(view), max(settings.min_nodes, 1)
+    if not staying and view.saves and view.epoch is not None:
+        staying, min_nodes, reason = view.nodes, 1, f"all nodes leave, and nothing is saved yet: {reason}"
     if view.epoch is None:
         newest_s = max((node.since_s for node in staying.values()), default=now_s)
         if staying and now_s < newest_s + settings.first_settle_s:
             return Wait(until_s=newest_s + settings.first_settle_s, reason=f"{len(staying)} nodes, more may come")
     ready = {name: node for name, node in sorted(staying.items()) if node.answered}
     infos = tuple(node.info for node in ready.values())
-    if len(ready) >= max(settings.min_nodes, 1) and step_time(infos) is not None:
+    if len(ready) >= min_nodes and step_time(infos) is not None:
         return MakeEpoch(nodes=tuple(ready), failures=failures, reason=reason)
-    if len(ready) < settings.min_nodes:
-        lack = f"{len(ready)} nodes are there, {settings.min_nodes} are asked for"
+    if len(ready) < min_nodes:
+        lack = f"{len(ready)} nodes are there, {min_nodes} are asked for"
     else:
         lack = f"the model does not fit {', '.join(ready) or 'no node'}"
     give_up_s = since_s + settings.missing_s
@@ -250,11 +268,16 @@ def _keep_training(view: View, now_s: float, settings: LeaderSettings, step_time
     if deadlines:
         leaves_by_s, name = min(deadlines)
         needed_s = settings.commit_s + (view.step_s or 0.0)
+        is_for_good = view.saves and not _staying(view)
+        stop = RequestStop(reason="all nodes leave" if is_for_good else f"node {name} leaves", is_for_good=is_for_good)
         if view.stop_requested is None and now_s + needed_s <= leaves_by_s:
-            return RequestStop(reason=f"node {name} leaves")
+            return stop
         if view.stop_requested is None or now_s >= leaves_by_s:
             # As a loss; the same way as that of a node that does not answer.
             return EvictNode(name=name, reason="its notice leaves no time to commit the step")
+        if is_for_good and not view.is_stop_for_good:
+            # The last node that was to stay has got its notice meanwhile.
+            return stop
         return Wait(until_s=leaves_by_s, reason=view.stop_requested)
     if view.stop_requested is not None:
         return Wait(until_s=None, reason=view.stop_requested)

@@ -59,11 +59,13 @@ class Leaving:
         assert self.notice is not None, "begin first"
         self._membership.put_notice(self.notice)
 
-    async def end_if_due(self, state: JobState, *, is_over_here: bool) -> AgentEnd | None:
+    async def end_if_due(self, state: JobState, *, is_over_here: bool, saves: bool) -> AgentEnd | None:
         """Return the end of this agent once the others do not need it any more: its copies are theirs.
 
         Args:
             is_over_here: this node has no ranks of the newest epoch any more.
+            saves: the job has a folder for checkpoints. If all nodes leave, its leader has the last step saved there
+                before it ends the job.
 
         Raises:
             MembershipStoreError: etcd takes no writes.
@@ -77,7 +79,7 @@ class Leaving:
             return None
         if state.goes_on_without(name):
             end = end_of(End.LEFT, f"node {name} has left: {self.notice.reason}")
-        elif not state.stays_without(name) and stopped_everywhere(state):
+        elif not state.stays_without(name) and stopped_everywhere(state) and not (saves and state.epoch is not None):
             end = end_of(End.LEFT_LAST, f"node {name} has left, and no node stays: {self.notice.reason}")
         else:
             return None

@@ -214,9 +214,10 @@ class Membership:
             ],
         )
 
-    def request_stop(self, number: int, reason: str) -> None:
+    def request_stop(self, number: int, reason: str, *, is_for_good: bool = False) -> None:
         """As the leader, have all ranks end after the step in hand."""
-        self._write_as_leader([put_request(self._writer.key(f"stop/{number}"), reason)])
+        wanted = {f"stop/{number}": reason, **({f"stop/{number}/for_good": "yes"} if is_for_good else {})}
+        self._write_as_leader([put_request(self._writer.key(key), text) for key, text in wanted.items()])
 
     def break_epoch(self, number: int, reason: str) -> None:
         """Say that an epoch cannot go on; the first reason stays."""

@@ -34,6 +34,7 @@ class PlanningProblem:
     time_limit_s: seconds for a plan that nobody waits for.
     offload: as of :class:`~hetero.planner.problem.Problem`.
     small_model: what computes, is copied and stored where ``model`` is emulated; ``None`` where it is not.
+    saves: the run has a folder for checkpoints (``--save``).
     slower_types: the node types of the cluster that stand for stragglers, and how many times as slow these are
         (:mod:`hetero.elastic.stragglers`).
     """
@@ -53,6 +54,7 @@ class PlanningProblem:
     time_limit_s: float = Problem.time_limit_s
     offload: Offloading = Problem.offload
     small_model: ModelSpec | None = None
+    saves: bool = False
     slower_types: dict[str, float] = field(default_factory=dict)
 
     @property

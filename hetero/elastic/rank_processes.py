@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import ipaddress
 import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
@@ -11,7 +12,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from hetero.elastic.fork_server import ForkServer
-from hetero.elastic.records import ASSIGNMENT_VARIABLE, Epoch, RankAssignment
+from hetero.elastic.records import ASSIGNMENT_VARIABLE, STOP_FOR_GOOD, Epoch, RankAssignment
 from hetero.errors import ConfigError
 from hetero.serialization import read_bytes, to_json
 
@@ -163,10 +164,11 @@ class RankProcesses:
             self.running[rank] = process
             asyncio.get_running_loop().add_reader(process.sentinel, self._ended, epoch.number, rank, process)
 
-    def terminate(self) -> None:
-        """Ask all ranks to finish the step in hand, commit it, and end."""
+    def stop(self, *, is_for_good: bool) -> None:
+        """Ask all ranks to finish the step in hand, commit it, and end; if ``is_for_good``, to save it as well."""
         for process in self.running.values():
-            process.terminate()
+            if process.pid is not None and process.exitcode is None:
+                os.kill(process.pid, STOP_FOR_GOOD if is_for_good else signal.SIGTERM)
 
     async def wait(self, seconds: float) -> None:
         """Wait until all ranks have ended by themselves, but no longer than ``seconds``."""

@@ -194,8 +194,8 @@ class RankWatch:
         if epoch is None or report.epoch != epoch.number or self._over:
             return
         last = self._reports.latest.get(report.rank)
-        # Between these a rank may have been told something that was wrong, such as a plan or a copy.
-        if self._met_bad_copies or (last is not None and last.phase in ("joined", "built")):
+        # A plan that does not suit a rank, or a copy that is damaged, is not what the user gave.
+        if self._met_bad_copies or (last is not None and last.phase == "joined"):
             report = dataclasses.replace(report, is_wrong_input=False)
         self._reports.latest[report.rank] = report
         ranks = self._ranks_of(epoch)

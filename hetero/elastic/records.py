@@ -326,20 +326,6 @@ class Notice:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StopRequest:
-    """What the leader asks of an epoch that trains: to end after the step in hand, with that step committed.
-
-    reason: for people.
-    is_for_good: no node stays, so that the ranks save the step, and the job is over.
-    """
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
-    reason: str
-    is_for_good: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class JobSettings:
     """What has to be the same on all nodes of a job.
 

@@ -43,11 +43,19 @@ BadCopyReport = Callable[[str], None]
 
 
 def restore(
-    assignment: RankAssignment, *, rank: int, slices: Sequence[TensorSlice], report_bad: BadCopyReport
+    assignment: RankAssignment,
+    *,
+    rank: int,
+    slices: Sequence[TensorSlice],
+    report_bad: BadCopyReport,
+    check: Callable[[str, CheckpointState], None] = lambda where, state: None,
 ) -> RestoredState:
     """Fill ``slices`` with the state that this epoch starts from, whatever plan copied it.
 
     No collective inside. Only the blocks that are wanted are read, each verified before it is copied.
+
+    Args:
+        check: raises if the run that was copied, named for messages, is not this one; before anything large is read.
 
     Raises:
         CheckpointError: something that is wanted is nowhere whole.
@@ -69,6 +77,7 @@ def restore(
         for copy in copies:
             if copy.state != state:
                 raise CheckpointError(f"{where}: {copy.unit} has other numbers of the run than {copies[0].unit}")
+        check(where, state)
         manifest = merge([(copy.shard, copy.tensors) for copy in copies], state.model)
         check_manifest(manifest, source=where)
         saved = ShardedTensors(where, manifest, rests, discarded=sources.discarded)

@@ -232,7 +232,9 @@ def _fill(config: PretrainConfig, context: ParallelContext, trainer: Trainer, st
     assert wanted.load is not None
     path = find_checkpoint(wanted.load, step)
     if not wanted.finetune:
-        _check_same_run(path, read_state(path), config, context.plan)
+        check_same_run(
+            str(path), read_state(path), config, context.plan, otherwise="--finetune to begin anew with its weights"
+        )
     return load_checkpoint(
         wanted.load,
         step=step,
@@ -243,25 +245,31 @@ def _fill(config: PretrainConfig, context: ParallelContext, trainer: Trainer, st
     )
 
 
-def _check_same_run(path: Path, state: CheckpointState, config: PretrainConfig, plan: Plan) -> None:
-    """Check what decides which sample comes when, before anything large is read."""
+def check_same_run(where: str, state: CheckpointState, config: PretrainConfig, plan: Plan, *, otherwise: str) -> None:
+    """Check what decides which sample comes when, before anything large is read.
+
+    Args:
+        where: names what holds ``state``, for messages.
+        otherwise: what else the user can do, if the flags are as they should be.
+
+    Raises:
+        ConfigError: ``state`` is of another run.
+    """
     if state.plan is None:
-        raise ConfigError(f"{path}: holds weights of another program and no training state; add --finetune")
-    for flag, saved, given in (
-        ("--seed", state.seed, config.run.seed),
-        ("--seq-length", state.plan.seq_length, plan.seq_length),
-        ("--global-batch-size", state.plan.global_batch_size, plan.global_batch_size),
-        ("--rampup-batch-size", state.rampup, config.parallel.rampup),
-    ):
-        if saved == given:
+        raise ConfigError(f"{where}: holds weights of another program and no training state; add --finetune")
+    given_flags = {
+        "--seed": config.run.seed,
+        "--seq-length": plan.seq_length,
+        "--global-batch-size": plan.global_batch_size,
+        "--rampup-batch-size": config.parallel.rampup,
+    }
+    for flag, saved in state.samples_of_run().items():
+        if saved == (given := given_flags[flag]):
             continue
         was = f"with {flag} {saved}" if saved is not None else f"without {flag}"
         fix = f"give {flag} {saved}" if saved is not None else "leave it out"
         now = f"with {given}" if given is not None else "without"
-        raise ConfigError(
-            f"{path}: saved {was}, not {now}: other samples would follow; {fix}, or --finetune to begin anew with its "
-            "weights"
-        )
+        raise ConfigError(f"{where}: saved {was}, not {now}: other samples would follow; {fix}, or {otherwise}")
 
 
 def say_what_differs(

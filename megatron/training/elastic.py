@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from hetero.checkpoint.state import RunSettings
+from hetero.checkpoint.reader import check_model
+from hetero.checkpoint.state import CheckpointState, RunSettings
 from hetero.distributed.process_groups import ParallelContext
 from hetero.distributed.timing import Timing
 from hetero.elastic.copies import CopyWriter, RunMoment
@@ -19,14 +20,14 @@ from hetero.elastic.rank_reporter import RankReporter
 from hetero.elastic.records import RankAssignment, RankPhase
 from hetero.elastic.restoring import restore
 from hetero.emulation.shrunk_model import small_model
-from hetero.errors import ConfigError
+from hetero.errors import CheckpointError, ConfigError
 from hetero.plan.ir import Plan
 from hetero.runtime.compute_seconds import ComputeSeconds, compute_seconds
 from hetero.runtime.mcore import dropout_state
 from hetero.runtime.trainer import Trainer
 from hetero.serialization import save
 from hetero.spec.cluster import ClusterSpec
-from megatron.training.checkpointing import RunStart, restore_scalars, run_state, say_what_differs
+from megatron.training.checkpointing import RunStart, check_same_run, restore_scalars, run_state, say_what_differs
 from megatron.training.cli.config import PretrainConfig
 from megatron.training.planning import described_model, planning_problem
 
@@ -159,15 +160,26 @@ class ElasticRank:
 
         Raises:
             CheckpointError: a copy that this rank needs is nowhere whole.
+            ConfigError: the copies are of another model, or of a run with other samples.
         """
         assignment, reporter = self._assignment, self._reporter
         assert assignment is not None, "goes on from copies"
         assert reporter is not None, "goes on from copies"
+        otherwise = "start the agents under another --job, with --load and --finetune to begin anew with its weights"
+
+        def check(where: str, state: CheckpointState) -> None:
+            try:
+                check_model(where, saved=state.model, wanted=context.plan.model)
+            except CheckpointError as error:
+                raise ConfigError(str(error)) from None
+            check_same_run(where, state, self._config, context.plan, otherwise=otherwise)
+
         restored = restore(
             assignment,
             rank=context.rank,
             slices=trainer.optimizer.state(owner=None),
             report_bad=lambda copy: reporter.report("bad_copy", detail=copy),
+            check=check,
         )
         state = restored.state
         trainer.finish_loading(num_updates=state.adam_step)

@@ -77,6 +77,7 @@ def planning_problem(config: PretrainConfig, planner: PlannerConfig, model: Mode
         data_sheets=planner.data_sheets,
         time_limit_s=planner.time_limit_s,
         offload=planner.offload,
+        saves=config.checkpoint.save is not None,
     )
 
 

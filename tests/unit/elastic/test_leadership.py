@@ -218,6 +218,48 @@ def test_a_notice_of_a_node_that_does_not_train_changes_nothing() -> None:
     assert move(view(there("a"), there("b"), there("c", leaves_by_s=101.0))) == Wait(until_s=None, reason="training")
 
 
+def all_leave(**what: Any) -> View:
+    nodes = [there(name, leaves_by_s=200.0, **what.pop(f"of_{name}", {})) for name in "ab"]
+    return view(*nodes, **{"saves": True, **what})
+
+
+def test_where_no_node_stays_the_step_in_hand_is_saved() -> None:
+    stop = RequestStop(reason="all nodes leave", is_for_good=True)
+    assert move(all_leave()) == stop
+    asked = {"stop_requested": "all nodes leave", "is_stop_for_good": True}
+    assert move(all_leave(**asked)) == Wait(until_s=200.0, reason="all nodes leave")
+    end = move(all_leave(**asked, of_a={"phase": "finished"}, of_b={"phase": "finished"}))
+    assert isinstance(end, Finish)
+    assert (end.exit_code, "saved the step in hand" in end.reason) == (0, True)
+    assert move(all_leave(saves=False)) == RequestStop(reason="node a leaves")
+
+
+def test_a_node_that_stays_keeps_the_job() -> None:
+    seen = all_leave()
+    seen.nodes["c"] = there("c")
+    assert move(seen) == RequestStop(reason="node a leaves")
+
+
+def test_the_last_notice_may_come_after_a_stop_was_asked_for() -> None:
+    seen = all_leave(stop_requested="node a leaves")
+    assert move(seen) == RequestStop(reason="all nodes leave", is_for_good=True)
+
+
+def test_nodes_that_leave_make_one_more_epoch_if_nothing_is_saved() -> None:
+    """Their ranks had stopped for another epoch when the last notice came, or a rank was lost before it had saved."""
+    stopped = {"of_a": {"phase": "stopped"}, "of_b": {"phase": "stopped"}, "over_since_s": 99.0}
+    reason = "all nodes leave, and nothing is saved yet: node a leaves"
+    again = all_leave(**stopped, stop_requested="node a leaves")
+    assert move(again) == MakeEpoch(nodes=("a", "b"), failures=0, reason=reason)
+    assert move(again, min_nodes=3) == MakeEpoch(nodes=("a", "b"), failures=0, reason=reason)
+    without_save = all_leave(**stopped, stop_requested="node a leaves", saves=False)
+    assert isinstance(move(without_save), Wait)
+    broken = all_leave(
+        over_since_s=99.0, broken="rank 1 failed", is_stop_for_good=True, stop_requested="all nodes leave"
+    )
+    assert isinstance(move(broken), MakeEpoch)
+
+
 # Changes for the better.
 
 
