@@ -10,18 +10,18 @@ from types import MappingProxyType
 
 from hetero.errors import CheckpointError
 
-_FREE_SOME = "free some, keep fewer checkpoints (--keep-last)"
+_FREE_SOME = "free some room, keep fewer checkpoints (--keep-last)"
 
-_CAUSE_AND_FIX: Mapping[int, tuple[str, str]] = MappingProxyType(
+_FIX: Mapping[int, str] = MappingProxyType(
     {
-        errno.EROFS: ("its file system is mounted read-only on this host", "mount it for writing"),
-        errno.ENOSPC: ("its file system has no room left", _FREE_SOME),
-        errno.EDQUOT: ("the quota of this user or group is used up", _FREE_SOME),
-        errno.EFBIG: ("files may not be as large there", "raise the limit (ulimit -f)"),
-        errno.EIO: ("its disk, or the server that has it, fails", "see the log of the kernel (dmesg)"),
-        errno.ESTALE: ("its server does not know it any more", "mount it again"),
-        errno.ENOTDIR: ("a file is in the place of a folder", "move it away"),
-        errno.ENOENT: ("it is gone, or not on a file system that all hosts see", "mount one there"),
+        errno.EROFS: "mount it for writing on this host",
+        errno.ENOSPC: _FREE_SOME,
+        errno.EDQUOT: _FREE_SOME,
+        errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
+        errno.EIO: "see what the kernel says of its disk (dmesg)",
+        errno.ESTALE: "mount it again",
+        errno.ENOTDIR: "move the file away that is in the place of a folder",
+        errno.ENOENT: "mount a file system there that all hosts see",
     }
 )
 
@@ -33,14 +33,12 @@ def write_error(path: Path, error: Exception) -> CheckpointError:
     """Return the error to raise where ``path``, a folder of checkpoints or something in it, could not be written."""
     number = error.errno if isinstance(error, OSError) else _number_in(str(error))
     if number is None:
-        why, cause, fix = str(error), "", "look at its file system"
+        why, fix = str(error), "look at its file system"
+    elif number in (errno.EACCES, errno.EPERM):
+        why, fix = os.strerror(number), f"let user {_user()} write there"
     else:
-        why = os.strerror(number)
-        cause, fix = _CAUSE_AND_FIX.get(number, ("", "look at its file system"))
-    if number in (errno.EACCES, errno.EPERM):
-        cause, fix = f"user {_user()} may not write there", "change its owner or its mode"
-    said = f"{path}: cannot be written: {why}"
-    return CheckpointError(f"{said}{f' ({cause})' if cause else ''}; {fix}, or save to another folder (--save)")
+        why, fix = os.strerror(number), _FIX.get(number, "look at its file system")
+    return CheckpointError(f"{path}: cannot be written: {why}; {fix}, or save to another folder (--save)")
 
 
 def _number_in(message: str) -> int | None:

@@ -16,6 +16,7 @@ class StageOptions:
     """Settings that change training but neither a parameter's shape nor who holds it.
 
     Dropout draws from per-rank generators, so with dropout on the loss depends on the plan.
+    init_method_std: of the initial weights; ``None`` leaves whatever is in their memory, where all are loaded next.
     transformer_impl: ``auto`` takes TransformerEngine's layers where it is installed and the device can, in bf16 and
         fp16, else megatron-core's local ones (:mod:`.layer_choice`).
     attention_backend: which kernels attention tries first. A device without them takes what it has: all give the same
@@ -39,7 +40,7 @@ class StageOptions:
 
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0
-    init_method_std: float = 0.02
+    init_method_std: float | None = 0.02
     transformer_impl: Literal["auto", "local", "transformer_engine"] = "auto"
     gradient_accumulation_fusion: bool = True
     attention_backend: Literal["auto", "flash", "fused", "unfused", "local"] = "auto"

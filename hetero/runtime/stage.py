@@ -3,12 +3,15 @@
 Tensor shapes: S sequence rows on this rank, B samples of a microbatch, H hidden size, V vocabulary rows on this rank.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.transformer_config import TransformerConfig
+from torch.overrides import TorchFunctionMode
 
 from hetero.distributed.process_groups import ParallelContext, StageContext
 from hetero.plan.ir import Stage
@@ -75,7 +78,8 @@ class StageModel:
 def build_stages(context: ParallelContext, *, options: StageOptions, seed: int) -> list[StageModel]:
     """Build this rank's parts of the model with their initial weights; megatron-core's globals become its groups.
 
-    One for each of the stages that the rank holds, in their order. Its generators of dropout serve them all.
+    One for each of the stages that the rank holds, in their order. Its generators of dropout serve them all, and are
+    the same whether weights are drawn or not.
 
     Raises:
         ConfigError: TransformerEngine, fp8 or a fused loss is asked for and cannot be used.
@@ -99,20 +103,21 @@ def _build_stage(context: ParallelContext, work: StageContext, *, options: Stage
     choice = choose_layers(plan, stage, options, device=context.device)
     if choice.fp8 is not None:
         mcore.reduce_amax_over_tensor_parallel_ranks()
-    module = MaskedVocabularyGPT(
-        config=_transformer_config(context, work, options, choice),
-        transformer_layer_spec=stage_spec(model, stage, choice),
-        vocab_size=model.padded_vocab_size,
-        max_sequence_length=model.max_position_embeddings,
-        pre_process=work.is_first,
-        post_process=work.is_last,
-        share_embeddings_and_output_weights=model.tied_embeddings,
-        position_embedding_type=model.position_embedding,
-        rotary_percent=model.rotary_percent,
-        rotary_base=model.rotary_base,
-        seq_len_interpolation_factor=scaling.factor if scaling is not None and scaling.kind == "linear" else None,
-        pg_collection=collection,
-    )
+    with _NothingDrawn():
+        module = MaskedVocabularyGPT(
+            config=_transformer_config(context, work, options, choice),
+            transformer_layer_spec=stage_spec(model, stage, choice),
+            vocab_size=model.padded_vocab_size,
+            max_sequence_length=model.max_position_embeddings,
+            pre_process=work.is_first,
+            post_process=work.is_last,
+            share_embeddings_and_output_weights=model.tied_embeddings,
+            position_embedding_type=model.position_embedding,
+            rotary_percent=model.rotary_percent,
+            rotary_base=model.rotary_base,
+            seq_len_interpolation_factor=scaling.factor if scaling is not None and scaling.kind == "linear" else None,
+            pg_collection=collection,
+        )
     if scaling is not None and scaling.kind == "llama3":
         mcore.stretch_wavelengths(module.rotary_pos_emb, scaling)
     dtype = DTYPES[plan.precision]
@@ -127,18 +132,31 @@ def _build_stage(context: ParallelContext, work: StageContext, *, options: Stage
     module.num_padding_logits = _padding_logits(model, tp=stage.tp, tp_rank=work.placement.tp_rank)
 
     parameters = canonical_parameters(module, model=model, stage=stage)
-    draw_weights(
-        parameters,
-        model=model,
-        tp=stage.tp,
-        tp_rank=work.placement.tp_rank,
-        seed=seed,
-        std=options.init_method_std,
-    )
+    if options.init_method_std is not None:
+        draw_weights(
+            parameters,
+            model=model,
+            tp=stage.tp,
+            tp_rank=work.placement.tp_rank,
+            seed=seed,
+            std=options.init_method_std,
+        )
     delayed = None
     if stage.wgrad_delay is not None:
         delayed = delay_weight_gradients(module, fp8=choice.fp8 is not None)
     return StageModel(module, parameters, dtype, choice, delayed)
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Keeps torch's own modules from drawing weights, as ``perform_initialization=False`` keeps megatron-core's."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if func is torch.nn.init.normal_:
+            return args[0] if args else given["tensor"]
+        return func(*args, **given)
 
 
 def _begins_on_host(stage: Stage) -> bool:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
@@ -47,24 +46,23 @@ def load(
     trainer: Trainer,
     scheduler: OptimizerParamScheduler,
     *,
+    step: int | None,
     settings: RunSettings,
 ) -> RunStart:
-    """Continue where the checkpoint that ``--load`` names ends, and return where that is.
+    """Continue where the checkpoint of ``step`` under ``--load`` ends, and return where that is.
 
-    Says what is different from ``settings``, those of this run.
+    Says what is different from ``settings``, those of this run. Collective over the world.
 
-    A run that saves and loads in one folder starts from nothing where the folder has no checkpoint yet, so that one
-    command line serves its first launch and every later one. Collective over the world.
+    Args:
+        step: as :func:`step_of_start` has found it.
 
     Raises:
-        ConfigError: no checkpoint, a damaged one, or one of another run; the same on all ranks.
+        ConfigError: a damaged checkpoint, or one of another run; the same on all ranks.
     """
     wanted = config.checkpoint
-    if wanted.load is None:
-        return RunStart(settings=settings)
-    step = _step_to_load(wanted)
     if step is None:
-        _say(context, f"{wanted.load}: no checkpoint yet, training starts from --seed {config.run.seed}")
+        if wanted.load is not None:
+            _say(context, f"{wanted.load}: no checkpoint yet, training starts from --seed {config.run.seed}")
         return RunStart(settings=settings)
     loaded = on_all_ranks(lambda: _fill(config, context, trainer, step))
     for note in loaded.notes:
@@ -214,10 +212,21 @@ def saving(
         writer.wait()
 
 
-def _step_to_load(wanted: CheckpointConfig) -> int | None:
-    """Let rank 0 choose the step for all: a file system may show hosts a new checkpoint at different times."""
+def step_of_start(wanted: CheckpointConfig) -> int | None:
+    """Find the step whose checkpoint the run loads, ``None`` if it starts from initial weights.
+
+    A run that saves and loads in one folder starts from nothing where the folder has no checkpoint yet, so that one
+    command line serves its first launch and every later one.
+
+    Collective over the world: rank 0 chooses for all, as a file system may show hosts a new checkpoint at different
+    times.
+
+    Raises:
+        ConfigError: there is no checkpoint; the same on all ranks.
+    """
     folder = wanted.load
-    assert folder is not None
+    if folder is None:
+        return None
 
     def choose() -> str:
         found = step_to_load(folder, wanted.load_step, starts_anew=folder == wanted.save and not wanted.finetune)

@@ -39,7 +39,7 @@ from hetero.runtime.optimizer import AdamOptions, DecoupledRate
 from hetero.runtime.options import DataParallelOptions
 from hetero.runtime.session import TrainingSession
 from hetero.runtime.trainer import Trainer, reads_data
-from megatron.training.checkpointing import Saver, load, saving
+from megatron.training.checkpointing import Saver, load, saving, step_of_start
 from megatron.training.cli.config import PretrainConfig
 from megatron.training.cli.model_config import model_spec
 from megatron.training.cli.training_config import OptimizerConfig
@@ -114,9 +114,14 @@ def _pretrain(
     detector.device_is_busy = functools.partial(is_busy, device)
     detector.transport_error = functools.partial(nccl_error, context.groups)
     layers = layers_of_ranks(config, context)
+    detector.doing = "looking for a checkpoint"
+    step = None if elastic.goes_on_from_copies else step_of_start(config.checkpoint)
     detector.doing = "building the model"
     trainer = build_trainer(
-        config, context, host_cores=update_cores(local_rank=launch.local_rank, ranks=launch.local_world_size)
+        config,
+        context,
+        host_cores=update_cores(local_rank=launch.local_rank, ranks=launch.local_world_size),
+        draws_weights=step is None and not elastic.goes_on_from_copies,
     )
     scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_samples=config.run.train_samples)
     with _metrics(config, context, trainer, emulation, layers) as metrics:
@@ -125,7 +130,7 @@ def _pretrain(
         if elastic.goes_on_from_copies:
             start = elastic.restore(context, trainer, scheduler, settings=settings)
         else:
-            start = load(config, context, trainer, scheduler, settings=settings)
+            start = load(config, context, trainer, scheduler, step=step, settings=settings)
         start = dataclasses.replace(
             start, generation_config=generation_config_of_run(tokenizer, start.generation_config)
         )
@@ -265,16 +270,21 @@ def build_session(
 
 
 def build_trainer(
-    config: PretrainConfig, context: ParallelContext, *, host_cores: Sequence[int] | None = None
+    config: PretrainConfig,
+    context: ParallelContext,
+    *,
+    host_cores: Sequence[int] | None = None,
+    draws_weights: bool = True,
 ) -> Trainer:
     """Build this rank's stage, gradient sums and optimizer, as plan and flags say.
 
     Args:
         host_cores: of this rank, for updates on the host; all that it may use, if ``None``.
+        draws_weights: false where all weights are loaded next.
     """
     return Trainer(
         context,
-        options=config.stage,
+        options=config.stage if draws_weights else dataclasses.replace(config.stage, init_method_std=None),
         adam=adam_options(config.optimizer),
         seed=config.run.seed,
         data_parallel=DataParallelOptions(

@@ -12,7 +12,7 @@ from hetero.checkpoint.state import RunSettings
 from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
 from hetero.runtime.trainer import Trainer
-from megatron.training.checkpointing import load
+from megatron.training.checkpointing import load, step_of_start
 from megatron.training.cli.arguments import parse_args
 from megatron.training.param_scheduler import build_scheduler
 from megatron.training.training import build_trainer
@@ -49,9 +49,10 @@ def logits_of(rank: int, made: Plan, argv: list[str], tokens_BS: torch.Tensor) -
     """Of the whole model on one rank, from the checkpoint that ``argv`` loads."""
     config = parse_args(argv)
     context = create_groups(made, device=torch.device("cpu"))
-    trainer: Trainer = build_trainer(config, context)
+    step = step_of_start(config.checkpoint)
+    trainer: Trainer = build_trainer(config, context, draws_weights=step is None)
     scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_samples=config.run.train_samples)
-    load(config, context, trainer, scheduler, settings=RunSettings())
+    load(config, context, trainer, scheduler, step=step, settings=RunSettings())
     (runner,) = trainer._executor._stages.values()
     model = runner._model
     model.module.eval()

@@ -2,6 +2,7 @@
 
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +120,41 @@ def test_a_rank_and_a_node_are_killed_one_comes_back_one_is_slow_for_a_time_and_
         for event in nodes.events("epoch_made"):
             if "leaves" in event.detail:
                 assert event.step >= step + 2
+
+
+def leave_one_after_the_other(nodes: ElasticCluster) -> None:
+    """The last notice comes when the ranks may have stopped for the first."""
+    nodes.leave("b")
+    nodes.leave("a")
+
+
+def signal_all_processes(nodes: ElasticCluster) -> None:
+    """As a supervisor ends a job: the ranks get it before their agents can say that it is for good."""
+    for name in "ab":
+        nodes.signal_whole_node(name, signal.SIGTERM)
+
+
+@pytest.mark.rotates(every=2, turn=1)
+@pytest.mark.parametrize("leave", [leave_one_after_the_other, signal_all_processes])
+def test_a_leave_of_all_nodes_saves_the_step_in_hand(
+    leave: Callable[[ElasticCluster], None],
+    etcd: EtcdServer,
+    job: str,
+    tmp_path: Path,
+    oracle: tuple[dict[int, str], dict[str, np.ndarray]],
+) -> None:
+    with make_cluster(tmp_path, etcd, job, dict.fromkeys("ab", "box")) as nodes:
+        nodes.allow(7)
+        nodes.start()
+        nodes.wait_for_step(7)
+        leave(nodes)
+        nodes.allow(STEPS)
+        assert nodes.wait_for_end() == {"a": 0, "b": 0}, nodes.told()
+        assert "the ranks have saved the step in hand" in nodes.output("a")
+        losses = nodes.losses()
+    (saved,) = published_steps(tmp_path / "saved")
+    assert 7 < saved < STEPS
+    assert losses == {step: oracle[0][step] for step in range(1, saved + 1)}
 
 
 @pytest.mark.rotates(every=6, turn=4)

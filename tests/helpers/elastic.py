@@ -35,6 +35,7 @@ from megatron.training.cli.arguments import parse_args
 from megatron.training.elastic import ElasticRank
 from megatron.training.param_scheduler import build_scheduler
 from megatron.training.training import build_trainer
+from tests.helpers.poisoned_memory import assert_filled, built
 from tests.helpers.sessions import Session, state_of, weights_of
 from tests.helpers.training import data_of
 
@@ -227,11 +228,13 @@ def elastic_session(
     assignment = assignments[rank]
     elastic, cpu = ElasticRank(assignment, config, rank=rank), torch.device("cpu")
     context = create_groups(assignment.epoch.plan, device=cpu, timing=elastic.timing(cpu))
-    trainer = build_trainer(config, context)
+    draws = not elastic.goes_on_from_copies
+    trainer = built(lambda: build_trainer(config, context, draws_weights=draws), draws_weights=draws)
     scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_samples=config.run.train_samples)
     start = FIRST_START
     if elastic.goes_on_from_copies:
         start = elastic.restore(context, trainer, scheduler, settings=FIRST_START.settings)
+    assert_filled(trainer)
     assert start.generation_config == FIRST_START.generation_config
     start_step = start.step
     training = TrainingSession(

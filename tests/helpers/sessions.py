@@ -11,10 +11,11 @@ from hetero.plan.ir import Plan
 from hetero.runtime.optimizer import StepResult
 from hetero.runtime.session import TrainingSession
 from hetero.runtime.trainer import Trainer
-from megatron.training.checkpointing import load, saving
+from megatron.training.checkpointing import load, saving, step_of_start
 from megatron.training.cli.arguments import parse_args
 from megatron.training.param_scheduler import build_scheduler
 from megatron.training.training import build_trainer
+from tests.helpers.poisoned_memory import assert_filled, built
 from tests.helpers.shared_memory_group import with_shared_memory
 from tests.helpers.training import data_of
 
@@ -44,9 +45,11 @@ def session(rank: int, plan: Plan, argv: list[str], end_step: int) -> Session:
     """
     config = parse_args(argv)
     context = with_shared_memory(create_groups(plan, device=torch.device("cpu")))
-    trainer = build_trainer(config, context)
+    step = step_of_start(config.checkpoint)
+    trainer = built(lambda: build_trainer(config, context, draws_weights=step is None), draws_weights=step is None)
     scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_samples=config.run.train_samples)
-    start = load(config, context, trainer, scheduler, settings=RunSettings())
+    start = load(config, context, trainer, scheduler, step=step, settings=RunSettings())
+    assert_filled(trainer)
     start_step = start.step
     training = TrainingSession(
         context,
