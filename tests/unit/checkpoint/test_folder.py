@@ -1,6 +1,7 @@
 """What counts as a checkpoint, and which are deleted."""
 
 import ctypes
+import dataclasses
 import errno
 import os
 from pathlib import Path
@@ -18,6 +19,7 @@ from hetero.checkpoint.folder import (
     prepare,
     published_steps,
     read_state,
+    whole_state,
 )
 from hetero.errors import CheckpointError, ConfigError
 from tests.helpers.checkpoints import make_slices, plan_of, save_alone, state_of
@@ -75,6 +77,46 @@ def test_a_run_does_not_mix_its_checkpoints_with_later_ones(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="step 7, later than step 3"):
         prepare(tmp_path, start_step=3)
     prepare(tmp_path, start_step=7)
+
+
+def test_later_checkpoints_are_a_runs_own_if_they_are_of_its_samples(tmp_path: Path) -> None:
+    publish(tmp_path, 3, 7)
+    own = state_of(plan_of(), step=3)
+    prepare(tmp_path, start_step=3, own=own)
+    with pytest.raises(ConfigError, match="step 7, later than step 3"):
+        prepare(tmp_path, start_step=3, own=dataclasses.replace(own, seed=own.seed + 1))
+    (tmp_path / "step_00000007" / "state.json").write_text("torn")
+    prepare(tmp_path, start_step=3, own=own)
+
+
+def test_a_checkpoint_is_whole_with_all_of_its_files_alone(tmp_path: Path) -> None:
+    publish(tmp_path, 3)
+    checkpoint = find_checkpoint(tmp_path, 3)
+    assert whole_state(checkpoint) == state_of(plan_of(), step=3)
+    shard = next(checkpoint.glob("*.safetensors"))
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1])
+    assert whole_state(checkpoint) is None
+    shard.unlink()
+    assert whole_state(checkpoint) is None
+    shard.write_bytes(content)
+    assert whole_state(checkpoint) is not None
+    (checkpoint / "SHA256SUMS").unlink()
+    assert whole_state(checkpoint) is None
+    assert published_steps(tmp_path) == [3], "older ones than these rules have none"
+
+
+@pytest.mark.parametrize("renames", [True, False])
+def test_a_checkpoint_takes_the_place_of_another_one_of_its_step(
+    renames: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(tmp_path, 3)
+    (tmp_path / "step_00000003" / "manifest.json").write_text("torn")
+    if not renames:
+        refuse_renames_of_folders(monkeypatch)
+    publish(tmp_path, 3)
+    assert whole_state(find_checkpoint(tmp_path, 3)) is not None
+    assert names(tmp_path) == ["step_00000003"]
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
