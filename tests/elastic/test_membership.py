@@ -53,9 +53,12 @@ def test_one_leader_makes_one_epoch(join: Callable[..., Membership]) -> None:
     first.request_stop(1, "b joins")
     second.request_stop(1, "who does not lead asks for nothing")
     wait_until(lambda: (first.state.broken, first.state.stop) == ("b lost a rank", "b joins"))
+    assert not first.state.is_stop_for_good
+    first.request_stop(1, "all nodes leave", is_for_good=True)
+    wait_until(lambda: first.state.is_stop_for_good and first.state.stop == "all nodes leave")
     assert first.make_epoch(epoch(2), after_revision=first.state.epoch_revision)
     wait_until(lambda: second.state.epoch == epoch(2))
-    assert (second.state.broken, second.state.stop) == (None, None)
+    assert (second.state.broken, second.state.stop, second.state.is_stop_for_good) == (None, None, False)
     first.close()
     wait_until(lambda: second.state.leader is None)
     assert second.lead()
