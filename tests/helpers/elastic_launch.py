@@ -71,6 +71,7 @@ def launch(
             if not told and stop_after is not None and any(each.step >= stop_after for each in reports):
                 told = True
                 for process, number in zip(ranks, signals, strict=True):
+                    assert process.pid is not None, "it was started"
                     os.kill(process.pid, number)
             time.sleep(0.01)
     finally:
