@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from hetero.distributed.process_output import ignore_output_errors
 from hetero.elastic.agent_options import AgentOptions
-from hetero.elastic.copy_folder import claimed_folder, delete_folder, remove_copy, remove_epochs_before
+from hetero.elastic.copy_folder import MemoryOfEpochs, claimed_folder, delete_folder, remove_copy
 from hetero.elastic.copy_server import CopyServer, server_tls
 from hetero.elastic.ends import AgentEnd, End, end_by_error, end_of, end_of_job
 from hetero.elastic.etcd_patience import EtcdPatience
@@ -69,6 +69,7 @@ class Agent:
         self._ended = 0
         self._broken: tuple[int, str] = (0, "")
         self._stopping = (0, False)
+        self._memory = MemoryOfEpochs(options.folder)
         self._news = asyncio.Event()
         self._urgent_news = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -158,7 +159,7 @@ class Agent:
 
     def first_commit(self, epoch: int) -> None:
         """What earlier epochs have left is not needed any more."""
-        self._start(asyncio.to_thread(remove_epochs_before, self._options.folder, epoch))
+        self._start(asyncio.to_thread(self._memory.first_commit, epoch))
 
     def bad_copy(self, detail: str) -> None:
         """Have the node that has it delete it."""
@@ -282,6 +283,8 @@ class Agent:
         """Run the ranks of the newest epoch, if it goes on and has some here; end all others."""
         if self._ranks.running and self._ranks.epoch < epoch.number:
             await self._watch.end("a newer epoch has begun")
+        is_member = any(each.node == self._node for each in epoch.nodes)
+        await asyncio.to_thread(self._memory.see, epoch.ancestry, takes_part=is_member)
         broken = state.broken or (self._broken[1] if self._broken[0] == epoch.number else "")
         if self._ended >= epoch.number:
             return
@@ -289,7 +292,7 @@ class Agent:
             self._events.note("detected", epoch=epoch.number, step=self._watch.step, detail=broken)
             self._show(f"hetero: epoch {epoch.number} is over: {broken}")
             await self._watch.end(broken)
-        elif self._ranks.epoch < epoch.number and any(each.node == self._node for each in epoch.nodes):
+        elif self._ranks.epoch < epoch.number and is_member:
             uploads = None
             if self._uploads is not None:
                 uploads = await self._uploads.begin(epoch, stored=state.stored)
@@ -344,6 +347,7 @@ class Agent:
                 publisher=None if self._uploads is None else self._uploads.publisher(self._membership),
                 serve_store=lambda: self._ranks.serve_store(self._options.host),
                 wake=self._wake.set,
+                show=self._show,
             )
             self._leader = Leader(self._node, tools)
         return await self._leader.act(state)

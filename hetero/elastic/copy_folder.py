@@ -1,6 +1,7 @@
 """Names what lies in a node's folder of copies, and says what is there.
 
     FOLDER/job.json                                 whose the folder is; locked while an agent works with it
+    FOLDER/newest_epoch.json                        the newest epoch that the node has seen: NodeMemory
     FOLDER/epoch_00000004/placement.json            all units of the epoch
     FOLDER/epoch_00000004/slot_0/UNIT.safetensors   a unit after one step
     FOLDER/epoch_00000004/slot_0/UNIT.json          says that the file is whole: :class:`hetero.elastic.records.Copy`
@@ -11,10 +12,12 @@ written file for a copy. Checksums say the rest.
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import FileIO
@@ -23,7 +26,7 @@ from typing import ClassVar
 
 from pydantic import ConfigDict
 
-from hetero.elastic.records import Copy, CopyPlacement, HeldStep, Inventory
+from hetero.elastic.records import Ancestry, Copy, CopyPlacement, HeldStep, Inventory, NodeMemory
 from hetero.errors import CheckpointError, ConfigError
 from hetero.serialization import STRICT, T, load, to_compact_json, to_json
 
@@ -33,7 +36,7 @@ SLOTS = (0, 1)
 UNIT_NAME = re.compile(r"rank_\d{5,}(\.held_\d{5,})?")
 
 _EPOCH = re.compile(r"epoch_(\d{8,})")
-_JOB, _PLACEMENT = "job.json", "placement.json"
+_JOB, _PLACEMENT, _MEMORY = "job.json", "placement.json", "newest_epoch.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,11 +77,21 @@ def epochs_in(folder: Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def write_placement(folder: Path, epoch: int, placement: CopyPlacement) -> None:
-    """Begin an epoch: its folder appears with the list of its units."""
+def write_placement(folder: Path, epoch: int, placement: CopyPlacement, *, epoch_id: str) -> None:
+    """Begin an epoch: its folder appears with the list of its units.
+
+    Copies of another epoch with this number, of a history that was given up, are deleted.
+    """
+    try:
+        before = read_placement(folder, epoch)
+        is_ours = before is None or before.epoch_id == epoch_id
+    except CheckpointError:
+        is_ours = False
+    if not is_ours:
+        shutil.rmtree(epoch_folder(folder, epoch))
     for slot in SLOTS:
         slot_folder(folder, epoch, slot).mkdir(parents=True, exist_ok=True)
-    _write_whole(epoch_folder(folder, epoch) / _PLACEMENT, placement)
+    _write_whole(epoch_folder(folder, epoch) / _PLACEMENT, dataclasses.replace(placement, epoch_id=epoch_id))
 
 
 def read_placement(folder: Path, epoch: int) -> CopyPlacement | None:
@@ -88,6 +101,61 @@ def read_placement(folder: Path, epoch: int) -> CopyPlacement | None:
         CheckpointError: the list is damaged.
     """
     return _read(CopyPlacement, epoch_folder(folder, epoch) / _PLACEMENT)
+
+
+class MemoryOfEpochs:
+    """What this node has seen of its job, noted where its copies are.
+
+    Where memory is full nothing is noted, and the same has to be noted again later.
+
+    Args:
+        folder: of the copies.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen: str | None = None
+        self._lock = threading.Lock()
+
+    def see(self, epoch: Ancestry, *, takes_part: bool) -> None:
+        """Note an epoch, before any rank makes copies of it.
+
+        It replaces the epoch that is noted if it followed that one. An epoch of another history does so only if this
+        node takes part in it, and gives its own history up.
+        """
+        if epoch.id == self._seen:
+            return
+        with self._lock:
+            memory = _memory(self._folder)
+            is_noted = not epoch.replaces(memory.newest, takes_part=takes_part)
+            if is_noted or self._write(dataclasses.replace(memory, newest=epoch)):
+                self._seen = epoch.id
+
+    def note_commit(self) -> None:
+        """Note that a step may have been committed: one was, or the membership store has forgotten whether one was."""
+        with self._lock:
+            memory = _memory(self._folder)
+            if not memory.has_committed:
+                self._write(dataclasses.replace(memory, has_committed=True))
+
+    def first_commit(self, epoch: int) -> None:
+        """Note the first commit of an epoch; what earlier ones have left is not needed any more."""
+        self.note_commit()
+        remove_epochs_before(self._folder, epoch)
+
+    def _write(self, memory: NodeMemory) -> bool:
+        try:
+            _write_whole(self._folder / _MEMORY, memory)
+        except OSError:
+            return False
+        return True
+
+
+def _memory(folder: Path) -> NodeMemory:
+    """What is noted in a folder; nothing if it is damaged."""
+    with contextlib.suppress(CheckpointError):
+        return _read(NodeMemory, folder / _MEMORY) or NodeMemory()
+    return NodeMemory()
 
 
 def write_copy(slot: Path, copy: Copy) -> None:
@@ -152,7 +220,7 @@ def used_bytes(folder: Path, *, before_epoch: int) -> int:
 def inventory(folder: Path, *, node: str) -> Inventory:
     """What a node has. A copy whose description is damaged is not there."""
     steps: dict[tuple[int, int], set[str]] = {}
-    units_of_epoch = {}
+    units_of_epoch, id_of_epoch = {}, {}
     for epoch in epochs_in(folder):
         try:
             placement = read_placement(folder, epoch)
@@ -161,6 +229,7 @@ def inventory(folder: Path, *, node: str) -> Inventory:
         if placement is None:
             continue
         units_of_epoch[epoch] = frozenset(unit.name for unit in placement.units)
+        id_of_epoch[epoch] = placement.epoch_id
         for number in SLOTS:
             slot = slot_folder(folder, epoch, number)
             for unit in units_of_epoch[epoch]:
@@ -168,7 +237,13 @@ def inventory(folder: Path, *, node: str) -> Inventory:
                     if (copy := read_copy(slot, unit)) is not None and copy.epoch == epoch:
                         steps.setdefault((epoch, copy.step), set()).add(unit)
     held = (HeldStep(epoch=epoch, step=step, units=frozenset(units)) for (epoch, step), units in sorted(steps.items()))
-    return Inventory(node=node, steps=tuple(held), units_of_epoch=units_of_epoch)
+    return Inventory(
+        node=node,
+        steps=tuple(held),
+        units_of_epoch=units_of_epoch,
+        id_of_epoch=id_of_epoch,
+        memory=_memory(folder),
+    )
 
 
 @contextlib.contextmanager
@@ -214,6 +289,7 @@ def claimed_folder(folder: Path, *, job: str) -> Iterator[None]:
             if file.read() != (owner := to_json(_Owner(job=job)).encode()):
                 for epoch in epochs_in(folder):
                     shutil.rmtree(epoch_folder(folder, epoch))
+                (folder / _MEMORY).unlink(missing_ok=True)
                 file.seek(0)
                 file.truncate()
                 file.write(owner)

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,19 +33,28 @@ from hetero.elastic.leadership import (
 from hetero.elastic.membership import Membership
 from hetero.elastic.node_probe import ProbeAnswer, probe
 from hetero.elastic.node_speeds import NodeSpeeds
-from hetero.elastic.object_store import StoredHistory
 from hetero.elastic.planning_problem import PlanningProblem
 from hetero.elastic.planning_service import PlanningService
 from hetero.elastic.publishing import Publisher
-from hetero.elastic.records import Epoch, Inventory, NodeInfo, Outcome, RestorePoint
-from hetero.elastic.recovery import BadCopy, Restore, choose_step, lineage_of, why_none_is_whole
+from hetero.elastic.records import Epoch, NodeInfo, Outcome
+from hetero.elastic.recovery import Restore
 from hetero.elastic.replanning import NewPlan, PlanTable
+from hetero.elastic.step_search import StepSearch
 from hetero.elastic.stragglers import StragglerSettings
-from hetero.errors import CheckpointError, ConfigError, MembershipStoreError, ObjectStoreError, PlanError
+from hetero.errors import (
+    CheckpointError,
+    ConfigError,
+    MembershipStoreError,
+    ObjectStoreError,
+    PlanError,
+    SourceLostError,
+)
 from hetero.report.plan_wording import shape_of
 
-_STORE_PATIENCE_S = 1.0
-"""With an object store that may not be needed: nodes have a step."""
+_RETRY_S = 0.3
+"""After a request that etcd has not answered."""
+_MADE_EPOCH_S = 10.0
+"""Within which an epoch that was made is read again: etcd is read every 2 s, and at each change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +65,7 @@ class LeaderTools:
     publisher: for the object store, if the job has one.
     stragglers: when a node is planned for as a slower one.
     serve_store: starts a store for ranks on this node and returns its port.
+    show: takes a line for people.
     """
 
     membership: Membership
@@ -71,6 +81,7 @@ class LeaderTools:
     publisher: Publisher | None
     serve_store: Callable[[], Awaitable[int]]
     wake: Callable[[], None]
+    show: Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -98,15 +109,17 @@ class Leader:
         self._notes = _EpochNotes(0, self._started_s)
         self._since_s: dict[str, float] = {}
         self._leaves_by_s: dict[str, float] = {}
-        self._inventories: dict[str, Inventory] = {}
         self._refused: set[str] = set()
+        self._evicted: set[str] = set()
+        self._search = StepSearch(tools.publisher, tools.problem, missing_s=tools.settings.missing_s)
         self._speeds = NodeSpeeds(tools.problem, tools.stragglers)
         self._table = PlanTable()
         self._plans: dict[_Nodes, NewPlan | None] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._made = 0
+        self._made_until_s = 0.0
         self._waits = ""
         self._problem = ""
+        self._problem_of: dict[str, str] = {}
 
     def close(self) -> None:
         """Drop what is under way."""
@@ -119,7 +132,7 @@ class Leader:
         """Make the next move; returns when to come again at the latest, on the clock of ``time.monotonic``."""
         now_s = time.monotonic()
         for task in [each for each in self._tasks.values() if each.done()]:
-            # What was wrong with it is known to nobody yet.
+            # An error that nobody has handled ends this agent, and its lease: another node leads.
             task.result()
         self._tasks = {name: task for name, task in self._tasks.items() if not task.done()}
         self._see(state, now_s)
@@ -136,8 +149,10 @@ class Leader:
             await asyncio.to_thread(self._tools.membership.break_epoch, self._notes.number, over)
         if over is not None or view.epoch is None:
             self._ask_nodes(state)
-        if "epoch" in self._tasks or self._notes.number < self._made:
+        if "epoch" in self._tasks:
             return None
+        if self._notes.number < self._search.made.number and now_s < self._made_until_s:
+            return self._made_until_s
         if (outcome := wrong_input(state)) is not None:
             await asyncio.to_thread(self._tools.membership.finish, outcome)
             return None
@@ -148,14 +163,14 @@ class Leader:
         number = state.epoch.number if state.epoch is not None else 0
         if number != self._notes.number:
             self._notes = _EpochNotes(number, now_s, committed=0)
-            self._inventories, self._plans = {}, {}
+            self._search.inventories, self._plans, self._evicted = {}, {}, set()
             self._speeds.begin(state.epoch, now_s)
             if state.epoch is not None:
                 self._make_table(state.epoch)
         here = {node.incarnation for node in state.nodes.values()}
         self._refused &= here
         self._since_s = {each: self._since_s.get(each, now_s) for each in here}
-        self._inventories = {each: found for each, found in self._inventories.items() if each in here}
+        self._search.inventories = {each: found for each, found in self._search.inventories.items() if each in here}
         self._leaves_by_s = {
             name: self._leaves_by_s.get(name, now_s + (math.inf if notice.seconds is None else notice.seconds))
             for name, notice in state.notices.items()
@@ -164,6 +179,7 @@ class Leader:
             for rank in report.ranks:
                 if rank.epoch == number:
                     self._notes.committed = max(self._notes.committed, rank.committed)
+                    self._search.committed = max(self._search.committed, rank.committed)
         if self._notes.over_since_s is None:
             for change in self._speeds.judge(state.reports, now_s):
                 self._tools.events.note("straggler", epoch=number, detail=change)
@@ -177,10 +193,12 @@ class Leader:
                 name: NodeView(
                     info=self._speeds.counted(node),
                     since_s=self._since_s[node.incarnation],
-                    answered=node.incarnation in self._inventories or self._is_spare(state, node),
+                    answered=node.incarnation in self._search.inventories or self._is_spare(state, node),
                     refused=node.incarnation in self._refused,
                     phase=phase_of_node(state.reports.get(name), node, state.epoch),
                     leaves_by_s=self._leaves_by_s.get(name),
+                    was_evicted=name in self._evicted,
+                    is_broken=name in self._problem_of,
                 )
                 for name, node in state.nodes.items()
             },
@@ -193,6 +211,7 @@ class Leader:
             saves=self._tools.problem.saves,
             committed=self._notes.committed,
             step_s=step_s if step_s > 0 and self._notes.predicted_s is not None else None,
+            no_step=self._search.lack,
         )
 
     def _planned(self, state: JobState) -> Epoch | None:
@@ -211,7 +230,7 @@ class Leader:
     def _ask_nodes(self, state: JobState) -> None:
         """Ask nodes that have ended their ranks for what they have, and see whether the others are there at all."""
         for name, node in state.nodes.items():
-            if node.incarnation in self._inventories or node.incarnation in self._refused:
+            if node.incarnation in self._search.inventories or node.incarnation in self._refused:
                 continue
             report = state.reports.get(name)
             has_ended = (
@@ -226,15 +245,17 @@ class Leader:
             tools = self._tools
             client = CopyClient(node, job=tools.job, token=tools.token, tls_certificate=tools.tls_certificate)
             try:
-                self._inventories[node.incarnation] = await asyncio.to_thread(client.inventory)
+                self._search.inventories[node.incarnation] = await asyncio.to_thread(client.inventory)
+                self._problem_of.pop(node.name, None)
             except CheckpointError as error:
-                self._problem = str(error)
-                await asyncio.sleep(0.2)
+                if not isinstance(error, SourceLostError):
+                    self._problem_of[node.name] = str(error)
+                await asyncio.sleep(_RETRY_S)
             finally:
                 client.close()
         else:
             # It is ending them.
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(_RETRY_S)
 
     def _step_time(self, nodes: tuple[NodeInfo, ...], state: JobState) -> float | None:
         """Predicted seconds of a step; ``None`` as long as nobody knows, which the planner is asked to change.
@@ -257,7 +278,7 @@ class Leader:
     async def _plan(self, nodes: tuple[NodeInfo, ...], state: JobState) -> None:
         """Find the plan for ``nodes``, after the end of an epoch with the places that move the least."""
         tools, problem, planned = self._tools, self._speeds.problem, self._planned(state)
-        restore = self._restore(state) if self._inventories else None
+        restore = self._search.history(state).restore if self._search.inventories else None
         try:
             plan = await tools.planning.replan(
                 problem,
@@ -296,55 +317,6 @@ class Leader:
             del self._tasks["table"]
         self._in_background("table", make())
 
-    def _restore(self, state: JobState) -> Restore | None:
-        """The newest step that is whole among all nodes that are there, and what the object store has."""
-        return choose_step(
-            list(self._inventories.values()),
-            lineage=self._lineage(state),
-            stored=self._stored.steps,
-            bad=frozenset(BadCopy.parse(each) for each in state.bad_copies),
-            committed=self._committed(state),
-        )
-
-    @property
-    def _stored(self) -> StoredHistory:
-        """What is in the object store, as far as it is known."""
-        return StoredHistory() if self._tools.publisher is None else self._tools.publisher.history
-
-    def _lineage(self, state: JobState) -> Mapping[int, RestorePoint]:
-        """Of the newest epoch; at the start of a job that of the run that is in the object store."""
-        return self._stored.lineage if state.epoch is None else state.epoch.lineage
-
-    def _committed(self, state: JobState) -> int:
-        """Not of this leader's time alone: who has reported it may be gone."""
-        if state.epoch is None:
-            return 0 if self._tools.publisher is None else self._tools.publisher.newest_step
-        return max(self._notes.committed, state.committed, state.epoch.start.step)
-
-    async def _ask_store(self, state: JobState) -> None:
-        """See what the object store has; for long only if there is nothing else to go on from.
-
-        A job that begins has nothing to lose yet: a refusal ends it at once.
-
-        Raises:
-            ObjectStoreError: it does not answer or refuses, and there is nothing else.
-            ConfigError: it holds another run.
-        """
-        publisher = self._tools.publisher
-        if publisher is None:
-            return
-        nothing_else = state.epoch is None or self._restore(state) is None
-        try:
-            await publisher.refresh(
-                patience_s=self._tools.settings.missing_s if nothing_else else _STORE_PATIENCE_S,
-                waits_for_fix=state.epoch is not None,
-            )
-        except ObjectStoreError:
-            if nothing_else:
-                raise
-        if state.epoch is None:
-            await publisher.check_model(self._tools.problem.trained_model)
-
     def _held_blocks(self, restore: Restore) -> dict[str, list[str]]:
         """By node, what it has of a step; nothing where this node does not know the units of that epoch."""
         placement = None
@@ -365,7 +337,10 @@ class Leader:
                 if reason != self._waits and not self._tasks:
                     self._waits = reason
                     self._tools.events.note("waiting", epoch=self._notes.number, detail=reason)
-                return until_s
+                    if self._search.lack is not None:
+                        self._tools.show(f"hetero: {reason}; it waits for {self._tools.settings.missing_s:g} s")
+                again_s = self._search.again_s
+                return again_s if until_s is None else min(until_s, again_s)
             case MakeEpoch():
                 self._in_background("epoch", self._make_epoch(move, state))
             case RequestStop(reason=reason, is_for_good=is_for_good):
@@ -375,7 +350,11 @@ class Leader:
                         membership.request_stop, self._notes.number, reason, is_for_good=is_for_good
                     )
             case EvictNode(name=name, reason=reason):
-                self._tools.events.note("evicted", epoch=self._notes.number, detail=f"{name}: {reason}")
+                if state.nodes[name].incarnation not in self._refused:
+                    self._evicted.add(name)
+                self._tools.events.note(
+                    "evicted", epoch=self._notes.number, detail=f"{name}: {reason}{self._problems([name])}"
+                )
                 await asyncio.to_thread(membership.evict, state.nodes[name])
             case Finish(exit_code=code, reason=reason):
                 if code != 0 and any(name.startswith("plan ") for name in self._tasks):
@@ -385,37 +364,38 @@ class Leader:
         return None
 
     def _with_problem(self, reason: str) -> str:
-        return f"{reason} ({self._problem})" if "does not fit" in reason and self._problem else reason
+        if "does not fit" in reason and self._problem:
+            return f"{reason} ({self._problem})"
+        return f"{reason}{self._problems(self._evicted) if 'are asked for' in reason else ''}"
+
+    def _problems(self, names: Iterable[str]) -> str:
+        """What these nodes have answered instead of their inventories, for a message."""
+        said = [self._problem_of[name] for name in sorted(names) if name in self._problem_of]
+        return f" ({'; '.join(said)})" if said else ""
 
     async def _make_epoch(self, move: MakeEpoch, state: JobState) -> None:
         tools = self._tools
         try:
-            await self._ask_store(state)
+            history = await self._search.find(state)
         except (ObjectStoreError, ConfigError) as error:
             await asyncio.to_thread(tools.membership.finish, Outcome(exit_code=2, reason=str(error)))
             return
-        number = (self._stored.newest_claim if state.epoch is None else state.epoch.number) + 1
+        if history is None:
+            return
+        made, restore = self._search.next_epoch(history), history.restore
         infos = tuple(state.nodes[name] for name in move.nodes)
         plan = self._plans.get(_key(tuple(map(self._speeds.counted, infos))))
-        restore = self._restore(state)
-        if restore is None:
-            why = why_none_is_whole(
-                list(self._inventories.values()),
-                lineage=self._lineage(state),
-                committed=self._committed(state),
-                object_store=tools.publisher is not None,
-            )
-            await asyncio.to_thread(tools.membership.finish, Outcome(exit_code=1, reason=why))
-            return
+        assert restore is not None
         assert plan is not None, "next_move has asked for it"
-        tools.events.note("inventories", epoch=number, step=restore.start.step, detail=f"step of {restore.start}")
+        tools.events.note("inventories", epoch=made.number, step=restore.start.step, detail=f"step of {restore.start}")
         port = await tools.serve_store()
         epoch = Epoch(
-            number=number,
+            number=made.number,
             plan=plan.plan,
             nodes=tuple(dataclasses.replace(each, node=state.nodes[each.node.name]) for each in plan.placed.nodes),
             start=restore.start,
-            lineage=lineage_of(number, restore.start, self._lineage(state)),
+            ids=made.ids,
+            lineage=made.lineage,
             sources=restore.sources,
             rendezvous_host=self._node.host,
             rendezvous_port=port,
@@ -424,11 +404,15 @@ class Leader:
             others=tuple(state.nodes[name] for name in sorted(restore.holders - set(move.nodes))),
             slower=self._speeds.slower(infos),
         )
-        if await asyncio.to_thread(tools.membership.make_epoch, epoch, after_revision=state.epoch_revision):
+        # If etcd went back, nodes remember what it does not know.
+        committed = 0 if state.committed or history.committed == 0 else max(1, restore.start.step)
+        if await asyncio.to_thread(
+            tools.membership.make_epoch, epoch, after_revision=state.epoch_revision, committed=committed
+        ):
             # What is read from the store from now on has it.
-            self._made = number
+            self._search.made, self._made_until_s = made, time.monotonic() + _MADE_EPOCH_S
             names = tuple(each.node.name for each in epoch.nodes)
-            tools.events.note("epoch_made", epoch=number, step=epoch.start.step, nodes=names, detail=move.reason)
+            tools.events.note("epoch_made", epoch=made.number, step=epoch.start.step, nodes=names, detail=move.reason)
 
     def _in_background(self, name: str, work: Awaitable[None]) -> None:
         """Unless it is under way; wakes the agent when it is done."""
@@ -437,7 +421,9 @@ class Leader:
             try:
                 await work
             except MembershipStoreError as error:
+                # The next move asks for it again; the membership knows since when etcd does not take it.
                 self._problem = str(error)
+                await asyncio.sleep(_RETRY_S)
             finally:
                 self._tools.wake()
 

@@ -32,7 +32,7 @@ class LeaderSettings:
     first_settle_s: at the first start, how long nobody may have joined before it begins.
     settle_s: how long after the end of an epoch the next one may begin, so that losses at once are seen at once.
     answer_s: within which a node has to end its ranks and say what it has.
-    missing_s: how long to wait for nodes enough before the run is left with an error.
+    missing_s: how long to wait for nodes enough, or for nodes with copies, before the run is left with an error.
     min_gain: by which part a step has to get shorter for a change that nothing forces.
     dwell_s: how long an epoch lasts at least before such a change.
     commit_s: what finishing a copy takes beside one step; a notice that leaves less than both is a loss.
@@ -60,6 +60,8 @@ class NodeView:
     refused: its agent refused a connection, so there is none.
     phase: the one that the last of its ranks has reached in the newest epoch; ``failed`` if one has failed.
     leaves_by_s: the deadline of its notice, infinity if it has none; ``None`` without a notice.
+    was_evicted: since the end of the epoch, as it did not answer in time: the others wait no more for it.
+    is_broken: its agent can be reached, but answers with an error and not with what it has.
     """
 
     info: NodeInfo
@@ -68,6 +70,16 @@ class NodeView:
     refused: bool = False
     phase: RankPhase | None = None
     leaves_by_s: float | None = None
+    was_evicted: bool = False
+    is_broken: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LackOfStep:
+    """Why the next epoch has nothing to go on from, and the exit code of the job if that does not change."""
+
+    reason: str
+    exit_code: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +98,7 @@ class View:
     saves: the run has a folder for checkpoints.
     committed: the newest step of this epoch that was committed, 0 for none.
     step_s: seconds of a step of this epoch now, to be held against predictions; ``None`` while it is not known.
+    no_step: why there is no step to go on from; ``None`` if there is one, or if the leader has not looked yet.
     """
 
     leader: str
@@ -100,6 +113,7 @@ class View:
     saves: bool = False
     committed: int = 0
     step_s: float | None = None
+    no_step: LackOfStep | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,10 +214,16 @@ def _follow(view: View, now_s: float, settings: LeaderSettings, step_time: StepT
     over_s = now_s if view.over_since_s is None else view.over_since_s
     if now_s < over_s + settings.settle_s:
         return Wait(until_s=over_s + settings.settle_s, reason=reason)
-    asked_s = {name: max(over_s, node.since_s) for name, node in view.nodes.items() if not node.answered}
+    asked_s = {
+        name: max(over_s, node.since_s)
+        for name, node in view.nodes.items()
+        if not node.answered and not node.was_evicted
+    }
     late = sorted(name for name in asked_s if now_s >= asked_s[name] + settings.answer_s)
-    if 2 * len(late) > len(view.nodes):
-        return EvictNode(name=view.leader, reason=f"it reaches neither of {', '.join(late)}: another node shall lead")
+    out_of_reach = [name for name in late if not view.nodes[name].is_broken]
+    if 2 * len(out_of_reach) > len(view.nodes):
+        others = ", ".join(out_of_reach)
+        return EvictNode(name=view.leader, reason=f"it reaches neither of {others}: another node shall lead")
     if late:
         return EvictNode(name=late[0], reason=f"its agent did not answer within {settings.answer_s:g} s")
     if asked_s:
@@ -229,32 +249,36 @@ def _start(
     failures: int,
     reason: str,
 ) -> Move:
-    """Make an epoch of those who have answered, if they are enough; else wait, and give up in the end.
+    """Make an epoch of those who have answered, if they are enough and have a step; else wait, and give up in the end.
 
-    Where no node stays, those that leave make one more to save what they have, however few they are.
+    Where no node stays, those that leave make one more to save what they have, however few they are. Where no node of
+    the epoch is there any more, its agents may have been started again together: as at the first start it waits for
+    the others.
     """
     staying, min_nodes = _staying(view), max(settings.min_nodes, 1)
     if not staying and view.saves and view.epoch is not None:
         staying, min_nodes, reason = view.nodes, 1, f"all nodes leave, and nothing is saved yet: {reason}"
-    if view.epoch is None:
+    if view.epoch is None or not _members_there(view):
         newest_s = max((node.since_s for node in staying.values()), default=now_s)
         if staying and now_s < newest_s + settings.first_settle_s:
             return Wait(until_s=newest_s + settings.first_settle_s, reason=f"{len(staying)} nodes, more may come")
     ready = {name: node for name, node in sorted(staying.items()) if node.answered}
     infos = tuple(node.info for node in ready.values())
+    give_up_s, limit = since_s + settings.missing_s, f"within {settings.missing_s:g} s"
     if len(ready) >= min_nodes and step_time(infos) is not None:
-        return MakeEpoch(nodes=tuple(ready), failures=failures, reason=reason)
+        if (lack_of_step := view.no_step) is None:
+            return MakeEpoch(nodes=tuple(ready), failures=failures, reason=reason)
+        if now_s < give_up_s:
+            return Wait(until_s=give_up_s, reason=f"nothing to go on from yet: {lack_of_step.reason}")
+        end = f"{lack_of_step.reason}; that has not changed {limit} (--wait-for-nodes)"
+        return Finish(exit_code=lack_of_step.exit_code, reason=end)
     if len(ready) < min_nodes:
         lack = f"{len(ready)} nodes are there, {min_nodes} are asked for"
     else:
         lack = f"the model does not fit {', '.join(ready) or 'no node'}"
-    give_up_s = since_s + settings.missing_s
     if now_s < give_up_s:
         return Wait(until_s=give_up_s, reason=f"{lack}: waiting for more")
-    return Finish(
-        exit_code=1,
-        reason=f"{lack}, and no other came within {settings.missing_s:g} s; start agents on more nodes, or wait longer",
-    )
+    return Finish(exit_code=1, reason=f"{lack}, and no other came {limit}; start agents on more nodes, or wait longer")
 
 
 def _keep_training(view: View, now_s: float, settings: LeaderSettings, step_time: StepTime) -> Move:
@@ -307,24 +331,31 @@ def _better_nodes(
 def failures_in_a_row(view: View) -> int:
     """How many epochs in a row, this one included, broke with all their nodes there and committed nothing new.
 
-    The loss of a node, an end as asked for, or a newly committed step is no failure; the last two begin a new row.
+    The loss of a node, an end as asked for, or a newly committed step is no failure; the last two begin a new row, and
+    so does the loss of all nodes, as where all agents were started again.
     """
     assert view.epoch is not None
     as_asked = view.broken is None and view.stop_requested is not None
     if as_asked or view.committed > view.epoch.start.step:
         return 0
-    lost = any(
-        each.node.name not in view.nodes
-        or view.nodes[each.node.name].refused
-        or view.nodes[each.node.name].info.incarnation != each.node.incarnation
-        for each in view.epoch.nodes
-    )
-    return view.epoch.failures + (0 if lost else 1)
+    if not (members := _members_there(view)):
+        return 0
+    is_whole = len(members) == len(view.epoch.nodes) and not any(view.nodes[name].refused for name in members)
+    return view.epoch.failures + (1 if is_whole else 0)
 
 
 def _staying(view: View) -> dict[str, NodeView]:
     """Those that have no notice."""
     return {name: node for name, node in view.nodes.items() if node.leaves_by_s is None}
+
+
+def _members_there(view: View) -> list[str]:
+    """The nodes of the newest epoch that are there as the same incarnation."""
+    return [
+        each.node.name
+        for each in (() if view.epoch is None else view.epoch.nodes)
+        if (node := view.nodes.get(each.node.name)) is not None and node.info.incarnation == each.node.incarnation
+    ]
 
 
 def _phase(view: View, name: str) -> RankPhase | None:

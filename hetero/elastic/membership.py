@@ -201,14 +201,20 @@ class Membership:
         key = self._writer.key("leader")
         self._write([has_value(key, node.incarnation)], [delete_request(key)])
 
-    def make_epoch(self, epoch: Epoch, *, after_revision: int) -> bool:
-        """Make ``epoch`` true for all, if this node still leads and the last epoch is the one that it knew."""
+    def make_epoch(self, epoch: Epoch, *, after_revision: int, committed: int = 0) -> bool:
+        """Make ``epoch`` true for all, if this node still leads and the last epoch is the one that it knew.
+
+        Args:
+            committed: a step that was committed, of which the store does not know; 0 for none.
+        """
         node, _ = self._joined()
         key = self._writer.key
+        note = [put_request(key("committed"), f"{committed:020d}")] if committed else []
         return self._write(
             [has_value(key("leader"), node.incarnation), has_revision(key("epoch"), after_revision)],
             [
                 put_request(key("epoch"), to_json(epoch)),
+                *note,
                 delete_request(key("broken/"), prefix=True),
                 delete_request(key("stop/"), prefix=True),
             ],

@@ -20,6 +20,7 @@ import re
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar, TypeVar
 
 import obstore
@@ -58,12 +59,13 @@ class StoredHistory:
     """What a store says about its run.
 
     newest_claim: the highest epoch that somebody has claimed, 0 for none.
-    lineage: of that epoch.
+    ids, lineage: of that epoch (:class:`~hetero.elastic.records.Ancestry`).
     steps: the published steps, ascending.
     damaged: published steps whose description is none.
     """
 
     newest_claim: int = 0
+    ids: dict[int, str] = field(default_factory=dict)
     lineage: dict[int, RestorePoint] = field(default_factory=dict)
     steps: tuple[HeldStep, ...] = ()
     damaged: tuple[int, ...] = ()
@@ -85,7 +87,14 @@ class ObjectStore:
         self._limit_s = limit_s
         self._store = open_store(url)
 
-    async def claim_epoch(self, epoch: int, *, holder: str, lineage: Mapping[int, RestorePoint]) -> None:
+    async def claim_epoch(
+        self,
+        epoch: int,
+        *,
+        holder: str,
+        lineage: Mapping[int, RestorePoint],
+        ids: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
         """Put a mark for ``epoch`` that nobody else has put, so that a leader that was evicted publishes no more.
 
         A claim of one's own is found again and stands.
@@ -95,7 +104,7 @@ class ObjectStore:
             ConfigError: another holder has it, or the store puts over what it may only create.
         """
         key = _claim_key(epoch)
-        claim = _Claim(epoch=epoch, holder=holder, lineage=dict(lineage))
+        claim = _Claim(epoch=epoch, holder=holder, lineage=dict(lineage), ids=dict(ids))
         content = to_json(claim).encode()
         if await self._create(key, content):
             if await self._create(key, content):
@@ -144,8 +153,10 @@ class ObjectStore:
                 steps.append(await self._held(step))
             except CheckpointError:
                 damaged.append(step)
-        lineage = (await self._claim(newest)).lineage if newest else {}
-        return StoredHistory(newest_claim=newest, lineage=lineage, steps=tuple(steps), damaged=tuple(damaged))
+        claim = await self._claim(newest) if newest else _Claim(epoch=0, holder="", lineage={})
+        return StoredHistory(
+            newest_claim=newest, ids=claim.ids, lineage=claim.lineage, steps=tuple(steps), damaged=tuple(damaged)
+        )
 
     async def upload(self, copy: Copy, path: Path) -> None:
         """Upload a unit from its file, which has to stay as it is, and then its description.
@@ -395,6 +406,7 @@ class _Claim:
     epoch: int
     holder: str
     lineage: dict[int, RestorePoint]
+    ids: dict[int, str] = field(default_factory=dict)
 
 
 def _merged(copies: Sequence[Copy]) -> tuple[Manifest, CheckpointState]:

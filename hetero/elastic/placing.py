@@ -131,7 +131,7 @@ def _begin_epoch(assignment: RankAssignment, placed: PlacedCopies) -> None:
                 "run goes on from are not needed any more; give the agent a larger folder (--copies), be it on a disk, "
                 "or the node more memory. Fewer copies (--hetero-elastic-copy-every) take as much room"
             )
-        write_placement(folder, number, placed.placement)
+        write_placement(folder, number, placed.placement, epoch_id=assignment.epoch.id)
     except OSError as error:
         raise CheckpointError(
             f"{folder} on node {assignment.node}: cannot hold copies: {error.strerror}; give the agent a folder that "

@@ -192,7 +192,13 @@ class Publisher:
                 f"object store {self._store.url}: another run has claimed epoch {newest} there while this one was at "
                 "work; give each run an --object-store of its own"
             )
-        await self._store.claim_epoch(epoch.number, holder=self._holder, lineage=epoch.lineage)
+        if newest > epoch.number and not is_foreign:
+            # To delete steps by the lineage of an old epoch would delete those that the next one goes on from.
+            raise ConfigError(
+                f"object store {self._store.url}: this run has claimed epoch {newest} there already, so etcd went back "
+                f"to epoch {epoch.number}; nothing is published or deleted before the next epoch"
+            )
+        await self._store.claim_epoch(epoch.number, holder=self._holder, lineage=epoch.lineage, ids=epoch.ids)
         await self._delete_old(epoch)
 
     async def _publish(self, epoch: Epoch, whole: HeldStep) -> None:

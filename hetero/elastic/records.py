@@ -1,7 +1,7 @@
 """What nodes, ranks and the membership store tell each other. Everything here travels as JSON.
 
 node        a machine with an agent, one failure domain unless it says otherwise
-epoch       a time during which the same nodes train under the same plan; numbered from 1, never reused
+epoch       a time during which the same nodes train under the same plan; numbered from 1, with a random id
 unit        the smallest thing that is copied: a shard file with part of what one rank owns
 copy        a unit as it was after one step
 whole step  one of which some node has a copy of every unit of its epoch
@@ -83,11 +83,15 @@ class Unit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CopyPlacement:
-    """All units of an epoch. Their blocks tile every tensor of the training state exactly once."""
+    """All units of an epoch. Their blocks tile every tensor of the training state exactly once.
+
+    epoch_id: the id of the epoch, where the placement lies in a folder of copies; empty elsewhere.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     units: tuple[Unit, ...]
+    epoch_id: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +113,70 @@ class Copy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RestorePoint:
+    """Where an epoch begins in the history of the run.
+
+    epoch, step: it goes on after this step of that earlier epoch; epoch 0 and step 0 are the initial weights.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ancestry:
+    """An epoch as one of a history: all epochs that came before it. Empty before the first epoch.
+
+    ids: by number the random id of every epoch up to this one, which is the last. If the membership store goes back to
+        an earlier state, a number may be used twice; the id tells the two epochs apart.
+    lineage: see :class:`Epoch`.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    ids: dict[int, str] = field(default_factory=dict)
+    lineage: dict[int, RestorePoint] = field(default_factory=dict)
+
+    @property
+    def number(self) -> int:
+        """The number of the epoch, 0 before the first."""
+        return max(self.ids, default=0)
+
+    @property
+    def id(self) -> str:
+        """The id of the epoch, empty before the first."""
+        return self.ids.get(self.number, "")
+
+    def follows(self, other: "Ancestry") -> bool:
+        """Whether this is the epoch ``other``, or a later one of the same history."""
+        return self.ids.get(other.number, "") == other.id
+
+    def replaces(self, known: "Ancestry", *, takes_part: bool) -> bool:
+        """Whether a node that remembers ``known`` as the newest epoch, and sees this one, is to remember this one.
+
+        Args:
+            takes_part: the node has ranks of this epoch. It gives the history of ``known`` up, if that is another.
+        """
+        return not known.follows(self) and (takes_part or self.follows(known))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeMemory:
+    """What a node remembers of its job, where its copies are: the membership store may go back.
+
+    newest: the newest epoch that it has seen, empty if none.
+    has_committed: a step may have been committed, whatever the store says.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    newest: Ancestry = field(default_factory=Ancestry)
+    has_committed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class HeldStep:
     """The copies that a node, or the object store, has of one step of one epoch."""
 
@@ -124,6 +192,8 @@ class Inventory:
     """What a node has.
 
     units_of_epoch: all units of each epoch that it has copies of, by which one sees whether a step is whole.
+    id_of_epoch: the random id of each of these epochs.
+    memory: what the node has seen of the job.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -131,19 +201,8 @@ class Inventory:
     node: str
     steps: tuple[HeldStep, ...]
     units_of_epoch: dict[int, frozenset[str]]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RestorePoint:
-    """Where an epoch begins in the history of the run.
-
-    epoch, step: it goes on after this step of that earlier epoch; epoch 0 and step 0 are the initial weights.
-    """
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
-    epoch: int
-    step: int
+    id_of_epoch: dict[int, str]
+    memory: NodeMemory = field(default_factory=NodeMemory)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,6 +219,7 @@ class EpochNode:
 class Epoch:
     """One epoch, as one transaction of the membership store makes it true for everybody.
 
+    ids: by number the random id of every epoch so far, this one last (:class:`Ancestry`).
     lineage: by number of each epoch in the history that led here, this one last, where it started. A copy of epoch e
         counts only if e is in here, up to the step at which the next one of the lineage started.
     sources: for every unit of the step that is restored the nodes that have it, nearest first is the reader's choice;
@@ -177,6 +237,7 @@ class Epoch:
     plan: Plan
     nodes: tuple[EpochNode, ...]
     start: RestorePoint
+    ids: dict[int, str]
     lineage: dict[int, RestorePoint]
     sources: dict[str, tuple[str, ...]]
     rendezvous_host: str
@@ -185,6 +246,16 @@ class Epoch:
     failures: int = 0
     others: tuple[NodeInfo, ...] = ()
     slower: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """The random id of this epoch."""
+        return self.ids[self.number]
+
+    @property
+    def ancestry(self) -> Ancestry:
+        """This epoch and all before it."""
+        return Ancestry(ids=self.ids, lineage=self.lineage)
 
     def domain_of_rank(self) -> tuple[str, ...]:
         """The failure domain of every rank."""

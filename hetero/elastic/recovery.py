@@ -5,15 +5,20 @@ is not in it if all its copies were lost. What epoch 2 computed beyond step 120,
 history that was given up: others have gone on from step 120 since. So a copy counts only if its epoch is in the
 lineage, up to the step at which the next epoch of the lineage started.
 
+The membership store may go back to an earlier state, as if it was restored from a snapshot. So each node remembers the
+newest epoch that it has seen, and the newest of all is the one that the next follows. Epochs that were made before that
+was noticed are another history, which may use the same numbers: a copy counts only if the id of its epoch is right too.
+
 The inventories have to be those of nodes that have ended all ranks of the epoch before, and start none of it again: a
 rank that goes on could overwrite a slot after its node has told what is in it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from hetero.elastic.records import HeldStep, Inventory, RestorePoint
+from hetero.elastic.records import Ancestry, HeldStep, Inventory, RestorePoint
 from hetero.errors import CheckpointError
 
 INITIAL_WEIGHTS = RestorePoint(epoch=0, step=0)
@@ -71,6 +76,45 @@ class Restore:
         return frozenset(unit for unit, nodes in self.sources.items() if not nodes)
 
 
+def newest_epochs(in_store: Ancestry, known: Iterable[Ancestry]) -> list[Ancestry]:
+    """Return the epochs that the next one may follow: those that no other known epoch has followed.
+
+    It is one, that of the membership store, unless the store went back. Then it may be a later one of the same history.
+    If others went on before that was noticed, there are two histories. An epoch that no node remembers has never had a
+    rank: it is not among them if nodes remember others.
+
+    Args:
+        in_store: as the membership store has it, empty if it has none.
+        known: the newest epoch that each node has seen, and those that are remembered elsewhere.
+    """
+    known = list(known)
+    every = {(each.number, each.id): each for each in [in_store, *known]}
+    newest = [each for each in every.values() if not any(o.id != each.id and o.follows(each) for o in every.values())]
+    remembered = [each for each in newest if each.id != in_store.id or any(o.follows(in_store) for o in known)]
+    return remembered or [in_store]
+
+
+def newest_commit(noted: int, newest: Ancestry, *, in_store: Ancestry) -> int | None:
+    """Return the newest step of a history that is known to be committed, 0 if none was; ``None`` if nobody knows.
+
+    Args:
+        noted: by the membership store, or by the leader.
+        newest: the newest epoch of the history; if the store has another, it does not know what was committed since.
+    """
+    return noted or (0 if newest.id == in_store.id else None)
+
+
+def of_history(inventory: Inventory, ids: Mapping[int, str]) -> Inventory:
+    """Return an inventory without the copies of epochs that are not in ``ids``, or there under another id."""
+    ours = {epoch for epoch, name in inventory.id_of_epoch.items() if ids.get(epoch) == name}
+    return dataclasses.replace(
+        inventory,
+        steps=tuple(held for held in inventory.steps if held.epoch in ours),
+        units_of_epoch={epoch: units for epoch, units in inventory.units_of_epoch.items() if epoch in ours},
+        id_of_epoch={epoch: name for epoch, name in inventory.id_of_epoch.items() if epoch in ours},
+    )
+
+
 def lineage_of(number: int, start: RestorePoint, before: Mapping[int, RestorePoint]) -> dict[int, RestorePoint]:
     """The lineage of epoch ``number``, which starts at ``start``: that of the epoch before, as far as it led there."""
     return {**{epoch: each for epoch, each in sorted(before.items()) if epoch <= start.epoch}, number: start}
@@ -88,13 +132,67 @@ def last_steps(lineage: Mapping[int, RestorePoint]) -> dict[int, int | None]:
     return limits
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class History:
+    """One history of the run, and what is left of it.
+
+    newest: its newest epoch.
+    copies: those of its epochs.
+    committed: the newest step that was committed, 0 if none was, ``None`` if nobody knows.
+    restore: its newest whole step, ``None`` if there is none though one was committed.
+    """
+
+    newest: Ancestry
+    copies: tuple[Inventory, ...]
+    committed: int | None
+    restore: Restore | None
+
+
+def choose_history(
+    inventories: Sequence[Inventory],
+    *,
+    in_store: Ancestry,
+    known: Iterable[Ancestry] = (),
+    noted: int = 0,
+    stored: Sequence[HeldStep] = (),
+    bad: AbstractSet[BadCopy] = frozenset(),
+    choose: Callable[..., Restore | None] | None = None,
+) -> History:
+    """Return the history that the next epoch goes on with: of several, that with the newest whole step.
+
+    Args:
+        inventories, stored, bad: as for :func:`choose_step`.
+        in_store, known: as for :func:`newest_epochs`; what nodes have seen is in the inventories already.
+        noted: as for :func:`newest_commit`.
+        choose: instead of :func:`choose_step`.
+    """
+    memories = [each.memory for each in inventories]
+    noted = noted or int(any(each.has_committed for each in memories))
+    seen = [each.newest for each in memories if each.newest.number]
+    histories = []
+    for newest in newest_epochs(in_store, [*seen, *known]):
+        copies = tuple(of_history(each, newest.ids) for each in inventories)
+        committed = newest_commit(noted, newest, in_store=in_store)
+        restore = (choose or choose_step)(copies, lineage=newest.lineage, stored=stored, bad=bad, committed=committed)
+        histories.append(History(newest=newest, copies=copies, committed=committed, restore=restore))
+    return max(
+        histories,
+        key=lambda each: (
+            -1 if each.restore is None else each.restore.start.step,
+            each.newest.id == in_store.id,
+            each.newest.number,
+            each.newest.id,
+        ),
+    )
+
+
 def choose_step(
     inventories: Sequence[Inventory],
     *,
     lineage: Mapping[int, RestorePoint],
     stored: Sequence[HeldStep] = (),
     bad: AbstractSet[BadCopy] = frozenset(),
-    committed: int = 0,
+    committed: int | None = 0,
 ) -> Restore | None:
     """The newest step that is whole among nodes and object store, within the lineage.
 
@@ -109,7 +207,8 @@ def choose_step(
         lineage: of the newest epoch, empty before the first.
         stored: published steps of the object store, each whole.
         bad: copies that do not count, because a rank found them damaged.
-        committed: the newest step that anybody knows to have been committed, 0 for none.
+        committed: the newest step that anybody knows to have been committed, 0 for none, ``None`` if there may be one
+            of which nobody knows.
 
     Returns:
         ``None`` if no step is whole though one was committed: the run is lost. Where none was, the initial weights.
@@ -119,7 +218,7 @@ def choose_step(
         if not lineage:
             return max(options, key=lambda each: (each.start.epoch, each.start.step))
         return max(options, key=lambda each: (each.start.step, -len(each.from_store), each.start.epoch))
-    return None if committed else Restore(start=INITIAL_WEIGHTS, sources={})
+    return None if committed != 0 else Restore(start=INITIAL_WEIGHTS, sources={})
 
 
 def _whole_steps(
@@ -162,12 +261,13 @@ def why_none_is_whole(
     inventories: Sequence[Inventory],
     *,
     lineage: Mapping[int, RestorePoint],
-    committed: int,
+    committed: int | None,
     object_store: bool = False,
 ) -> str:
     """What to tell a person for whom :func:`choose_step` found no step: what is missing of the newest, and the fix.
 
     Args:
+        committed: the newest step that was, ``None`` if the membership store went back and nobody knows it.
         object_store: the job has one.
     """
     limits = last_steps(lineage)
@@ -186,7 +286,12 @@ def why_none_is_whole(
         lack = f"of step {step} they lack {', '.join(missing[:3])}" + (" and more" if len(missing) > 3 else "")
     store = ", and the object store has none either that can be read" if object_store else ""
     fix = "" if object_store else ", or give the job an object store"
+    had = (
+        f"step {committed} had been committed"
+        if committed is not None
+        else "etcd does not know any more what was committed"
+    )
     return (
-        f"no step is whole among {names}{store}, and step {committed} had been committed: {lack}; more than one "
-        f"failure domain was lost between two commits. Bring a lost node back with its memory{fix}"
+        f"no step is whole among {names}{store}, and {had}: {lack}; more than one failure domain was lost between two "
+        f"commits, or is not back yet. Bring a lost node back with its memory{fix}"
     )

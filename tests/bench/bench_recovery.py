@@ -222,6 +222,7 @@ class Bench:
             plan=case.plan,
             nodes=nodes,
             start=start,
+            ids={1: "id1", 2: "id2"},
             lineage={1: RestorePoint(epoch=0, step=0), 2: start},
             sources=sources,
             rendezvous_host="",

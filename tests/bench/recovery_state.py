@@ -127,7 +127,7 @@ def write_copies(whole: Plan, folders: Sequence[Path]) -> tuple[CopyPlacement, d
     del held
     for folder in folders:
         folder.mkdir(parents=True)
-        write_placement(folder, EPOCH, placement)
+        write_placement(folder, EPOCH, placement, epoch_id="id")
     state = CheckpointState(step=STEP, model=whole.model, plan=whole, precision="fp32")
     written = {}
     for unit in placement.units:

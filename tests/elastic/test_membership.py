@@ -96,7 +96,7 @@ def test_a_new_leader_does_not_begin_anew_what_was_committed() -> None:
     )
     leader = Leader(node("c"), tools)  # type: ignore[arg-type]
     for committed, begins in ((0, True), (9, False)):
-        restore = leader._restore(JobState(epoch=epoch(1), committed=committed))
+        restore = leader._search.history(JobState(epoch=epoch(1), committed=committed)).restore
         assert (restore is not None and restore.start.step == 0) == begins
 
 

@@ -78,6 +78,7 @@ class TwoNodes:
             plan=plan_of(world_size=2),
             nodes=tuple(EpochNode(node=_node(name), ranks=(rank,)) for rank, name in enumerate(NODES)),
             start=start,
+            ids={epoch: f"id{epoch}"},
             lineage={EPOCH: start, epoch: start},
             sources={},
             rendezvous_host="",
@@ -92,7 +93,7 @@ class TwoNodes:
         self._slot = 0
         self._schedule = upload_schedule(every)
         for name in NODES:
-            write_placement(self.folder(name), epoch, CopyPlacement(units=tuple(units)))
+            write_placement(self.folder(name), epoch, CopyPlacement(units=tuple(units)), epoch_id=f"id{epoch}")
             options = _options(name, self.folder(name), url, self._schedule)
             self._logs[name] = EventLog(folder / f"{name}.jsonl", node=name, show=lambda line: None)
             self.uploads[name] = Uploads(
@@ -600,8 +601,9 @@ def test_a_store_that_does_not_answer_is_asked_again(tmp_path: Path, url: str, m
             return await history()
 
         monkeypatch.setattr(nodes.publisher._store, "history", fails_twice)
-        with pytest.raises(ObjectStoreError, match="away"):
-            await nodes.publisher.refresh(patience_s=0.0)
+        for _ in range(2):
+            with pytest.raises(ObjectStoreError, match="away"):
+                await nodes.publisher.refresh(patience_s=5.0)
         await nodes.publisher.refresh(patience_s=5.0)
         assert len(asked) == 3
         await nodes.end()

@@ -170,6 +170,7 @@ class Run:
             plan=plan,
             nodes=tuple(EpochNode(node=self.nodes.info[name], ranks=tuple(each)) for name, each in ranks_of.items()),
             start=found.start,
+            ids={each: f"id{each}" for each in range(1, number + 1)},
             lineage=self.lineage,
             sources=found.sources,
             rendezvous_host="127.0.0.1",

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from hetero.elastic.records import Epoch, EpochNode, NodeInfo, RestorePoint
+from hetero.elastic.records import Ancestry, Epoch, EpochNode, NodeInfo, RestorePoint
 from hetero.elastic.recovery import INITIAL_WEIGHTS, lineage_of
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
@@ -28,17 +28,25 @@ def epoch_of(
     *,
     number: int = 1,
     start: RestorePoint = INITIAL_WEIGHTS,
-    lineage: Mapping[int, RestorePoint] | None = None,
+    before: Ancestry | None = None,
+    name: str | None = None,
     sources: Mapping[str, tuple[str, ...]] | None = None,
     failures: int = 0,
 ) -> Epoch:
-    """Of nodes with one rank each. What its plan is does not matter here."""
+    """Of nodes with one rank each. What its plan is does not matter here.
+
+    Args:
+        before: the epoch before, ``None`` for the first.
+        name: the id of the epoch, by default one that its number says.
+    """
+    before = before or Ancestry()
     return Epoch(
         number=number,
         plan=ONE_RANK,
         nodes=tuple(EpochNode(node=node, ranks=(rank,)) for rank, node in enumerate(nodes)),
         start=start,
-        lineage=lineage_of(number, start, lineage or {}),
+        ids={**before.ids, number: f"id{number}" if name is None else name},
+        lineage=lineage_of(number, start, before.lineage),
         sources=dict(sources or {}),
         rendezvous_host="127.0.0.1",
         rendezvous_port=1,

@@ -79,7 +79,7 @@ class FakeRank:
         time.sleep(self.arguments.restore_s)
         step = self.epoch.start.step
         print(f"rank {self.rank} of {self.world_size} goes on from step {step}", flush=True)
-        write_placement(Path(self.assignment.folder), self.epoch.number, self._placement())
+        write_placement(Path(self.assignment.folder), self.epoch.number, self._placement(), epoch_id=self.epoch.id)
         signal.signal(signal.SIGTERM, self._stop)
         self.report("restored", step=step)
         if step:

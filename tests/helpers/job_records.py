@@ -27,6 +27,7 @@ def epoch(number: int) -> Epoch:
         plan=good_plan(),
         nodes=(EpochNode(node=node("a"), ranks=(0,)),),
         start=start,
+        ids={number: f"id{number}"},
         lineage={number: start},
         sources={},
         rendezvous_host="127.0.0.1",

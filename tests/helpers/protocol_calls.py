@@ -1,17 +1,32 @@
 """Asks the protocol's real functions, with arguments made from an explored state, and remembers what they said."""
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from hetero.elastic.copy_protocol import CopyProtocol
-from hetero.elastic.leadership import LeaderSettings, MakeEpoch, Move, NodeView, View, next_move
+from hetero.elastic.leadership import LackOfStep, LeaderSettings, MakeEpoch, Move, NodeView, View, next_move
 from hetero.elastic.placement import OwnedBlock, place
-from hetero.elastic.records import Epoch, HeldStep, Inventory, RestorePoint
-from hetero.elastic.recovery import Restore
+from hetero.elastic.records import Ancestry, Epoch, HeldStep, Inventory, NodeMemory, RestorePoint
+from hetero.elastic.recovery import INITIAL_WEIGHTS, History, Restore, choose_history
 from tests.helpers.elastic_epochs import epoch_of
 from tests.helpers.protocol_state import Held, Node, Rules, Shared, State, info
+
+Left = tuple[int, frozenset[Held], int, bool]
+"""Of a node that is there: its number, its copies, the epoch that it remembers, and whether it has seen a commit."""
+
+
+class _AnyName(str):
+    """An id that is equal to every other one."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = str.__hash__
 
 
 @dataclass(kw_only=True)
@@ -22,6 +37,10 @@ class ProtocolCalls:
     steps: int = 4
     failures: int = 2
     returns: int = 1
+    rewinds: int = 0
+    refusals: int = 0
+    reopens: int = 0
+    min_nodes: int = 1
     every: int = 1
     reduced: bool = True
     forgets: bool | None = None
@@ -30,6 +49,9 @@ class ProtocolCalls:
     def __post_init__(self) -> None:
         self.records: list[Epoch | None] = [None]
         self.index: dict[Any, int] = {}
+        self.names: dict[Any, str] = {}
+        self.after_commit: set[int] = set()
+        self.index_of_name = {"": 0}
         self.units: dict[int, list[tuple[int, int | None]]] = {}
         self.checked: set[Any] = set()
         self.moves_of: dict[Any, Move] = {}
@@ -38,7 +60,9 @@ class ProtocolCalls:
         if self.forgets is None:
             self.forgets = self.reduced and self.rules == Rules()
         self.step = lru_cache(maxsize=None)(self._protocol_step)
-        self.settings = LeaderSettings(first_settle_s=0.0, settle_s=0.0, dwell_s=0.0, missing_s=1e9, answer_s=1e9)
+        self.settings = LeaderSettings(
+            min_nodes=self.min_nodes, first_settle_s=0.0, settle_s=0.0, dwell_s=0.0, missing_s=1e6, answer_s=1e9
+        )
 
     # Ranks.
 
@@ -60,9 +84,25 @@ class ProtocolCalls:
         record = self.records[index]
         return 0 if record is None else record.number
 
-    def lineage(self, index: int) -> dict[int, RestorePoint]:
+    def ancestry(self, index: int) -> Ancestry:
         record = self.records[index]
-        return {} if record is None else record.lineage
+        return Ancestry() if record is None else record.ancestry
+
+    def start(self, index: int) -> RestorePoint:
+        """Where an epoch starts."""
+        record = self.records[index]
+        return INITIAL_WEIGHTS if record is None else record.start
+
+    def name(self, index: int) -> str:
+        """The id of an epoch."""
+        return self.ancestry(index).id
+
+    def remembered(self, seen: int, epoch: int, *, takes_part: bool = False) -> int:
+        """Which epoch a node remembers that sees another one, as an index without sources."""
+        if not self.rewinds:
+            return 0
+        replaces = self.ancestry(epoch).replaces(self.ancestry(seen), takes_part=takes_part)
+        return self.plain(epoch) if replaces else seen
 
     def units_of(self, index: int) -> list[tuple[int, int | None]]:
         """Of every unit of an epoch its owner and its keeper, by node."""
@@ -76,58 +116,100 @@ class ProtocolCalls:
             ]
         return self.units[index]
 
-    def record(self, state: State, move: MakeEpoch, restore: Restore) -> int:
+    def record(self, state: State, move: MakeEpoch, found: History, left: Sequence[Left]) -> int:
         """The index of this epoch's record."""
+        assert found.restore is not None
         infos = [info(int(name), state.nodes[int(name)]) for name in move.nodes]
-        number = self.number(state.shared.epoch) + 1
-        sources = tuple(sorted(restore.sources.items()))
+        known = [state.shared.epoch]
+        if self.rules.numbers_by_nodes:
+            known += [seen for _, _, seen, _ in left]
+        number = max([found.newest.number, *map(self.number, known)]) + 1
+        if not self.rules.numbers_by_nodes:
+            number = self.number(state.shared.epoch) + 1
         key = (
             state.shared.epoch,
+            found.newest.id,
+            number,
             tuple(each.incarnation + each.name for each in infos),
-            restore.start,
-            sources,
+            found.restore.start,
+            tuple(sorted(found.restore.sources.items())),
             move.failures,
+            found.committed != 0,
         )
         made = epoch_of(
             infos,
             number=number,
-            start=restore.start,
-            lineage=self.lineage(state.shared.epoch),
-            sources=restore.sources,
+            start=found.restore.start,
+            before=found.newest,
+            name=self.names.setdefault(key, str(len(self.names) + 1)),
+            sources=found.restore.sources,
             failures=move.failures,
         )
-        return self.index_of(key, made)
+        index = self.index_of(key, made)
+        if found.committed != 0:
+            # The leader writes this with the epoch, for a store that does not know it.
+            self.after_commit.add(index)
+        return index
 
     def plain(self, index: int) -> int:
         """The index of the same record without sources."""
         record = self.records[index]
         if record is None or not record.sources:
             return index
-        key = (record.number, record.nodes, tuple(record.lineage.items()), record.failures)
+        key = (record.id, record.nodes, tuple(record.lineage.items()), record.failures)
         return self.index_of(key, dataclasses.replace(record, sources={}))
 
     def index_of(self, key: Any, record: Epoch) -> int:
         if key not in self.index:
             self.index[key] = len(self.records)
             self.records.append(record)
+            self.index_of_name.setdefault(record.id, self.index[key])
         return self.index[key]
 
     # Recovery.
 
-    def inventory(self, name: int, held: frozenset[Held]) -> Inventory:
+    def inventory(self, name: int, held: frozenset[Held], seen: int, has_committed: bool) -> Inventory:
         steps: dict[tuple[int, int], set[str]] = {}
         units: dict[int, frozenset[str]] = {}
+        ids: dict[int, str] = {}
         for each in held:
-            steps.setdefault((self.number(each.epoch), each.step), set()).add(str(each.owner))
-            units[self.number(each.epoch)] = frozenset(str(owner) for owner, _ in self.units_of(each.epoch))
-        found = tuple(HeldStep(epoch=e, step=s, units=frozenset(u)) for (e, s), u in sorted(steps.items()))
-        return Inventory(node=str(name), steps=found, units_of_epoch=units)
+            number = self.number(each.epoch)
+            steps.setdefault((number, each.step), set()).add(str(each.owner))
+            units[number] = frozenset(str(owner) for owner, _ in self.units_of(each.epoch))
+            ids[number] = self.name(each.epoch) if self.rules.tells_apart else _AnyName()
+        return Inventory(
+            node=str(name),
+            steps=tuple(HeldStep(epoch=e, step=s, units=frozenset(u)) for (e, s), u in sorted(steps.items())),
+            units_of_epoch=units,
+            id_of_epoch=ids,
+            memory=NodeMemory(newest=self.ancestry(seen), has_committed=has_committed and self.rules.doubts_commits)
+            if self.rules.remembers
+            else NodeMemory(),
+        )
+
+    def find(self, left: Sequence[Left], shared: Shared) -> History:
+        """What a leader finds to go on from among these nodes."""
+        return choose_history(
+            [self.inventory(*each) for each in left],
+            in_store=self.ancestry(shared.epoch),
+            noted=int(shared.noted),
+            choose=self.rules.choose if self.rules.doubts_commits else self._trusting(shared),
+        )
+
+    def _trusting(self, shared: Shared) -> Callable[..., Restore | None]:
+        def choose(inventories: Sequence[Inventory], *, committed: int | None, **others: Any) -> Restore | None:
+            return self.rules.choose(inventories, committed=committed or 0, **others)
+
+        return choose
 
     # The leader.
 
-    def leaders_move(self, state: State) -> Move:
+    def leaders_move(self, state: State, *, no_step: bool = False, is_late: bool = False) -> Move:
+        """What the leader does; ``is_late``: once it has waited for as long as it does."""
         shared = state.shared
         key = (
+            no_step,
+            is_late,
             shared.epoch,
             shared.broken,
             shared.stop,
@@ -153,9 +235,10 @@ class ProtocolCalls:
                 stop_requested="asked" if shared.stop else None,
                 committed=len(shared.committed),
                 step_s=1.0 / max(1, len(self.members(shared.epoch))),
+                no_step=LackOfStep(reason="no step is whole", exit_code=1) if no_step else None,
             )
             self.moves_of[key] = next_move(
-                view, 100.0, self.settings, lambda nodes: 1.0 / len(nodes) if nodes else None
+                view, 1e7 if is_late else 100.0, self.settings, lambda nodes: 1.0 / len(nodes) if nodes else None
             )
         return self.moves_of[key]
 

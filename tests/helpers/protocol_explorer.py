@@ -77,7 +77,17 @@ def can_end(before: dict[State, list[State]]) -> set[State]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("nodes", 3), ("steps", 4), ("failures", 2), ("returns", 0), ("every", 1)):
+    for name, default in (
+        ("nodes", 3),
+        ("steps", 4),
+        ("failures", 2),
+        ("returns", 0),
+        ("rewinds", 0),
+        ("refusals", 0),
+        ("reopens", 0),
+        ("min-nodes", 1),
+        ("every", 1),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--limit", type=int)
     parser.add_argument("--unreduced", action="store_true")
@@ -87,6 +97,10 @@ def main() -> None:
         steps=args.steps,
         failures=args.failures,
         returns=args.returns,
+        rewinds=args.rewinds,
+        refusals=args.refusals,
+        reopens=args.reopens,
+        min_nodes=args.min_nodes,
         every=args.every,
         reduced=not args.unreduced,
     )

@@ -3,10 +3,16 @@
 from collections.abc import Sequence
 
 from hetero.elastic.leadership import Finish
-from hetero.elastic.records import RestorePoint
+from hetero.elastic.records import Ancestry
 from hetero.elastic.recovery import Restore, last_steps
-from tests.helpers.protocol_calls import ProtocolCalls
+from tests.helpers.protocol_calls import Left, ProtocolCalls
 from tests.helpers.protocol_state import Held, History, Shared, State, Violation
+
+BEFORE = "0"
+"""Stands in a history where the epochs before are all called the same."""
+
+
+_NOTHING: tuple[frozenset[Held], int, bool] = (frozenset(), 0, False)
 
 
 class ProtocolInvariants(ProtocolCalls):
@@ -18,35 +24,44 @@ class ProtocolInvariants(ProtocolCalls):
         Once all failures have happened it is checked where the leader decides, as copies are forgotten by then.
         """
         shared = state.shared
-        if shared.lost > shared.tolerated or not shared.committed or not shared.failures:
+        if shared.lost > shared.tolerated or not shared.committed or not shared.failures or shared.saved:
             return
-        reachable = tuple(node.held if node.up and node.leased else frozenset() for node in state.nodes)
+        # An agent that was given up has kept its copies, and comes back with them.
+        reachable = tuple(
+            (node.held, node.seen, node.knows) if node.up and (node.leased or node.ended) else _NOTHING
+            for node in state.nodes
+        )
         key = (shared.epoch, shared.committed, shared.lost, shared.tolerated, reachable)
         if key in self.checked:
             return
         self.checked.add(key)
         hurt = [None] if shared.lost == shared.tolerated else [None, *range(self.nodes)]
         for gone in hurt:
-            left = [(i, held) for i, held in enumerate(reachable) if i != gone and held]
+            left = [(i, *node) for i, node in enumerate(reachable) if i != gone and (node[0] or node[1])]
             self.check_committed(shared, left, "" if gone is None else f" if node {gone} is lost")
 
-    def check_committed(self, shared: Shared, left: Sequence[tuple[int, frozenset[Held]]], where: str) -> None:
-        history = self.best_history(left, self.lineage(shared.epoch))
-        if history[: len(shared.committed)] != shared.committed:
+    def check_committed(self, shared: Shared, left: Sequence[Left], where: str) -> None:
+        history = self.best_history(left, shared)
+        is_kept = history[: len(shared.committed)] == shared.committed
+        # If others went on before it was noticed that the store went back, the longer history is gone on with.
+        if not is_kept and not (self.rewinds and len(history) > len(shared.committed)):
             raise Violation(f"committed {shared.committed} is lost{where}: recovery finds {history}")
 
-    def best_history(self, left: Sequence[tuple[int, frozenset[Held]]], lineage: dict[int, RestorePoint]) -> History:
+    def best_history(self, left: Sequence[Left], shared: Shared) -> History:
         """What recovery restores of these nodes in the end, after all copies that are damaged have been found out."""
         while True:
-            found = self.rules.choose([self.inventory(*each) for each in left], lineage=lineage, committed=1)
+            found = self.find(left, shared).restore
             if found is None:
                 return ()
-            history, bad = self.read(dict(left), found)
+            history, bad = self.read({i: held for i, held, _, _ in left}, found)
             if history is not None:
                 return history
             if not bad:
                 return ()
-            left = [(i, frozenset(each for each in held if (i, each) not in bad)) for i, held in left]
+            left = [
+                (i, frozenset(each for each in held if (i, each) not in bad), seen, knows)
+                for i, held, seen, knows in left
+            ]
 
     def read(self, held: dict[int, frozenset[Held]], restore: Restore) -> tuple[History | None, set[tuple[int, Held]]]:
         """The history that ranks restore from these nodes, ``None`` where a unit has no good source; and bad copies.
@@ -75,15 +90,18 @@ class ProtocolInvariants(ProtocolCalls):
             raise Violation(f"restored units are of different histories: {sorted(histories)}")
         return histories.pop(), bad
 
-    def check_history(self, history: History, lineage: dict[int, RestorePoint]) -> None:
+    def history_of(self, epochs: Ancestry, num_steps: int) -> History:
+        """Which epoch has done each of the steps of a history, by its lineage."""
+        expected: list[str] = []
+        for epoch, end in sorted(last_steps(epochs.lineage).items()):
+            expected += [epochs.ids.get(epoch, BEFORE)] * ((num_steps if end is None else end) - len(expected))
+        return tuple(expected)
+
+    def check_history(self, history: History, epochs: Ancestry) -> None:
         """Every sample once: step i was done in the epoch of the lineage that had it to do."""
-        limits = last_steps(lineage)
-        expected: list[int] = []
-        for epoch in sorted(limits):
-            end = limits[epoch]
-            expected += [epoch] * ((len(history) if end is None else end) - len(expected))
-        if tuple(expected) != history:
-            raise Violation(f"the history {history} is not that of the lineage, {tuple(expected)}")
+        expected = self.history_of(epochs, len(history))
+        if expected != history:
+            raise Violation(f"the history {history} is not that of the lineage, {expected}")
 
     def check_end(self, state: State, move: Finish) -> None:
         if move.exit_code == 0:
@@ -91,5 +109,7 @@ class ProtocolInvariants(ProtocolCalls):
                 rank = state.nodes[i].rank
                 if rank is None or rank.step != self.steps:
                     raise Violation(f"the run ends before its last step: {rank}")
+            if not state.shared.saved:
+                raise Violation("the run ends with exit code 0 and has not saved its last step")
         elif state.shared.lost <= state.shared.tolerated:
             raise Violation(f"the run is given up: {move.reason}")

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 
-from hetero.elastic.leadership import EvictNode, Finish, MakeEpoch, RequestStop
+from hetero.elastic.leadership import EvictNode, Finish, MakeEpoch, RequestStop, Wait
 from hetero.elastic.records import Epoch
 from hetero.elastic.recovery import Restore
 from tests.helpers.protocol_calls import snapshot
 from tests.helpers.protocol_invariants import ProtocolInvariants
-from tests.helpers.protocol_state import Held, Node, Proposal, Rank, Shared, State, Violation, info
+from tests.helpers.protocol_state import GONE, Held, Node, Proposal, Rank, Shared, State, Violation, info
+
+FINISHED = "all ranks have finished"
+"""How a run ends that has done what it was to do."""
 
 RESULT, WRITTEN = "gets the result", "has written"
 
@@ -17,11 +20,18 @@ class ProtocolMoves(ProtocolInvariants):
 
     def initial(self) -> State:
         node = Node(up=True, leased=True, incarnation=1, fence=0, rank=None, held=frozenset())
-        shared = Shared(0, False, False, 0, (), self.failures, self.returns, 0, (), 0, 1, "")
+        shared = Shared(
+            0, False, False, 0, (), self.failures, self.returns, 0, (), 0, 1, "",
+            rewinds=self.rewinds, refusals=self.refusals, reopens=self.reopens,
+        )  # fmt: skip
         return State((node,) * self.nodes, shared)
 
     def successors(self, state: State) -> Iterator[tuple[str, State]]:
         if state.shared.end:
+            yield from self.reopening(state)
+            return
+        if state.shared.went_back:
+            yield from self.noticing(state)
             return
         for i, node in enumerate(state.nodes):
             if node.up:
@@ -29,7 +39,9 @@ class ProtocolMoves(ProtocolInvariants):
                 yield from self.agent_events(state, i)
             yield from self.failures_of(state, i)
         yield from self.all_reduces(state)
+        yield from self.saves(state)
         yield from self.leader_events(state)
+        yield from self.store_events(state)
 
     def all_reduces(self, state: State) -> Iterator[tuple[str, State]]:
         for index in {node.rank.epoch for node in state.nodes if node.rank is not None}:
@@ -41,7 +53,7 @@ class ProtocolMoves(ProtocolInvariants):
             if len(there) != 1:
                 raise Violation(f"ranks of one epoch are at different states: {there}")
             ((step, history, status),) = there
-            self.check_history(history, self.lineage(index))
+            self.check_history(history, self.ancestry(index))
             votes = sum(self.vote(state, i) for i in members)
             inbox_stops = (
                 [False, True] if state.shared.stop and index == state.shared.epoch and status == "run" else [False]
@@ -58,7 +70,11 @@ class ProtocolMoves(ProtocolInvariants):
                 )
                 whole = 1 if any(keeper is not None for _, keeper in self.units_of(index)) else 0
                 shared = shared._replace(
-                    committed_epoch=self.number(index), committed=history[:pending], lost=cut + damaged, tolerated=whole
+                    committed_epoch=self.number(index),
+                    committed=history[:pending],
+                    lost=cut + damaged,
+                    tolerated=whole,
+                    noted=True,
                 )
             for stops in inbox_stops:
                 nodes = tuple(
@@ -69,6 +85,18 @@ class ProtocolMoves(ProtocolInvariants):
                     f"all-reduce of epoch {self.number(index)} after step {step}: {votes:g} votes, stop {stops}",
                     State(nodes, shared),
                 )
+
+    def saves(self, state: State) -> Iterator[tuple[str, State]]:
+        """The last checkpoint is whole once all ranks have written their parts; then all of them have finished."""
+        for index in {node.rank.epoch for node in state.nodes if node.rank is not None}:
+            members = self.members(index)
+            ranks = [state.nodes[i].rank for i in members]
+            if all(rank is not None and rank.epoch == index and rank.status == "save" for rank in ranks):
+                nodes = tuple(
+                    node._replace(rank=node.rank._replace(status="finished")) if i in members and node.rank else node
+                    for i, node in enumerate(state.nodes)
+                )
+                yield "the last step is saved", State(nodes, state.shared._replace(saved=True))
 
     def vote(self, state: State, i: int) -> float:
         node = state.nodes[i]
@@ -134,14 +162,23 @@ class ProtocolMoves(ProtocolInvariants):
         rank = rank._replace(protocol=protocol, inbox=None, failed=failed)
         if rank.status == "run":
             step = rank.step + 1
-            rank = rank._replace(step=step, history=(*rank.history, number))
+            rank = rank._replace(step=step, history=(*rank.history, self.name(rank.epoch)))
             if stops or step == self.steps:
                 rank = rank._replace(status="end")
         if rank.step > before or rank.status == "end":
             rank, held = self.maybe_copy(rank, held)
         if rank.status == "end" and dict(rank.protocol)["committed"] == rank.step:
-            rank = rank._replace(status="finished" if rank.step == self.steps else "stopped")
-        return node._replace(rank=rank, held=held)
+            rank = rank._replace(status=self.status_at_end(rank))
+        knows = node.knows or (bool(self.rewinds) and committed is not None)
+        return node._replace(rank=rank, held=held, knows=knows)
+
+    def status_at_end(self, rank: Rank) -> str:
+        """What a rank does once its last copy is committed: it saves the last step, be it one that it restored."""
+        if rank.step < self.steps:
+            return "stopped"
+        record = self.records[rank.epoch]
+        assert record is not None
+        return "save" if record.start.step < self.steps or self.rules.saves_again else "finished"
 
     def maybe_copy(self, rank: Rank, held: frozenset[Held]) -> tuple[Rank, frozenset[Held]]:
         protocol, wants = self.step(rank.protocol, "wants_copy", rank.step, rank.status == "end")
@@ -154,9 +191,13 @@ class ProtocolMoves(ProtocolInvariants):
     def agent_events(self, state: State, i: int) -> Iterator[tuple[str, State]]:
         node, shared = state.nodes[i], state.shared
         number = self.number(shared.epoch)
+        if node.ended:
+            if not shared.refuses:
+                yield f"the agent of node {i} is started again", self.with_node(state, i, self.started(node, shared))
+            return
         if not node.leased:
-            if shared.returns:
-                after = node._replace(leased=True, incarnation=node.incarnation + 1, rank=None, fence=number)
+            if shared.returns and not shared.refuses:
+                after = self.started(node, shared)
                 yield (
                     f"node {i} comes back",
                     self.with_node(state._replace(shared=shared._replace(returns=shared.returns - 1)), i, after),
@@ -165,12 +206,29 @@ class ProtocolMoves(ProtocolInvariants):
         old = node.rank is not None and node.rank.epoch != shared.epoch
         if old or (shared.broken and node.fence < number and i in self.members(shared.epoch)):
             fence = number if not old else max(node.fence, self.number(node.rank.epoch))  # type: ignore[union-attr]
-            yield f"node {i} ends its rank", self.with_node(state, i, node._replace(rank=None, fence=fence))
+            after = node._replace(rank=None, fence=fence, seen=self.remembered(node.seen, shared.epoch))
+            yield f"node {i} ends its rank", self.with_node(state, i, after)
         record = self.records[shared.epoch]
         if record is None or shared.broken or node.rank is not None or node.fence >= number:
             return
         if any(each.node == info(i, node) for each in record.nodes):
             yield self.restored(state, i, record)
+
+    def started(self, node: Node, shared: Shared) -> Node:
+        """A node whose agent has been started again, with what it has in memory."""
+        return node._replace(
+            leased=True,
+            incarnation=node.incarnation + 1,
+            fence=self.number(shared.epoch),
+            rank=None,
+            seen=self.remembered(node.seen, shared.epoch),
+            ended=False,
+        )
+
+    def given_up(self, node: Node) -> Node:
+        """A node whose agent has ended with another code than 0."""
+        held = node.held if self.rules.keeps_copies else frozenset[Held]()
+        return node._replace(leased=False, rank=None, fence=0, ended=True, held=held)
 
     def restored(self, state: State, i: int, record: Epoch) -> tuple[str, State]:
         node = state.nodes[i]
@@ -183,7 +241,7 @@ class ProtocolMoves(ProtocolInvariants):
             )
             failed = State(nodes, state.shared._replace(broken=True))
             return f"node {i} cannot restore", self.with_node(failed, i, nodes[i]._replace(fence=record.number))
-        self.check_history(history, record.lineage)
+        self.check_history(history, record.ancestry)
         protocol = snapshot(self.rules.protocol(start_step=record.start.step, world_size=len(record.nodes)))
         rank = Rank(
             state.shared.epoch, len(history), history, protocol, None, "end" if len(history) == self.steps else "run"
@@ -193,14 +251,21 @@ class ProtocolMoves(ProtocolInvariants):
             if self.rules.keeps_old_epochs
             else frozenset(e for e in node.held if self.number(e.epoch) >= record.number)
         )
+        if self.rules.tells_apart:
+            kept = frozenset(
+                e for e in kept if self.number(e.epoch) != record.number or self.name(e.epoch) == record.id
+            )
         rank, kept = self.maybe_copy(rank, kept)
-        return f"node {i} restores {history}", self.with_node(state, i, node._replace(rank=rank, held=kept))
+        seen = self.remembered(node.seen, state.shared.epoch, takes_part=True)
+        return f"node {i} restores {history}", self.with_node(state, i, node._replace(rank=rank, held=kept, seen=seen))
 
     def leader_events(self, state: State) -> Iterator[tuple[str, State]]:
         shared = state.shared
         if not any(node.leased for node in state.nodes):
-            if not shared.returns:
-                yield "all nodes are lost", state._replace(shared=shared._replace(end="no node"))
+            if not shared.returns and not any(node.ended for node in state.nodes):
+                yield "all nodes are gone", state._replace(shared=shared._replace(end="no node"))
+            return
+        if shared.refuses:
             return
         if not state.nodes[shared.leader].leased:
             leader = next(i for i, node in enumerate(state.nodes) if node.leased)
@@ -213,6 +278,9 @@ class ProtocolMoves(ProtocolInvariants):
     def leaders_moves(self, state: State) -> Iterator[tuple[str, State]]:
         shared = state.shared
         move = self.leaders_move(state)
+        late = self.leaders_move(state, is_late=True)
+        if isinstance(move, Wait) and isinstance(late, Finish):
+            yield f"the leader has waited long enough: {late.reason}", self.over(state, late)
         if (
             shared.epoch
             and not shared.broken
@@ -233,7 +301,7 @@ class ProtocolMoves(ProtocolInvariants):
             yield "ranks are asked to stop", state._replace(shared=shared._replace(stop=True))
         if isinstance(move, Finish):
             self.check_end(state, move)
-            yield f"the run ends: {move.reason}", state._replace(shared=shared._replace(end=move.reason))
+            yield f"the run ends: {move.reason}", self.over(state, move)
         if isinstance(move, MakeEpoch) and all(
             p.leader != shared.leader or p.after != shared.epoch for p in shared.proposals
         ):
@@ -241,26 +309,54 @@ class ProtocolMoves(ProtocolInvariants):
         if isinstance(move, EvictNode):
             raise Violation(f"{move} although every node with a lease answers")
 
+    def over(self, state: State, move: Finish) -> State:
+        """The end of the job. Unless all is saved, nodes keep what they have."""
+        nodes = state.nodes
+        if move.exit_code and not self.rules.keeps_copies:
+            nodes = tuple(node._replace(held=frozenset()) for node in nodes)
+        end = FINISHED if move.exit_code == 0 else move.reason
+        return State(nodes, state.shared._replace(end=end))
+
     def decision(self, state: State, move: MakeEpoch) -> Iterator[tuple[str, State]]:
         shared = state.shared
-        left = [(i, node.held) for i, node in enumerate(state.nodes) if node.leased and self.answered(state, i)]
-        lineage = self.lineage(shared.epoch)
-        restore = self.rules.choose(
-            [self.inventory(*each) for each in left], lineage=lineage, committed=len(shared.committed)
-        )
+        left = [
+            (i, node.held, node.seen, node.knows)
+            for i, node in enumerate(state.nodes)
+            if node.leased and self.answered(state, i)
+        ]
+        # Whoever is to be started again is out of reach until then.
+        is_there = shared.lost + sum(node.ended for node in state.nodes) <= shared.tolerated
+        must_be_kept = is_there and not shared.saved
+        found = self.find(left, shared)
+        restore = found.restore
         if restore is None:
-            if shared.lost <= shared.tolerated:
+            # Where the store has forgotten whether a step was committed, nobody may begin again.
+            if must_be_kept and (shared.committed or not self.rewinds):
                 raise Violation("no whole step is found")
-            yield "no step is whole", state._replace(shared=shared._replace(end="no whole step"))
+            if not isinstance(self.leaders_move(state, no_step=True), Wait):
+                raise Violation("the leader does not wait for nodes with copies")
+            end = self.leaders_move(state, no_step=True, is_late=True)
+            if not isinstance(end, Finish) or end.exit_code != 1:
+                raise Violation(f"without a whole step the leader makes the move {end}")
+            yield "no step is whole", self.over(state, end)
             return
-        if shared.lost <= shared.tolerated:
+        if must_be_kept:
             self.check_committed(shared, left, "")
+        # Where the store has forgotten, a node that was not there cannot know either.
+        remembers = not self.rewinds or any(
+            knows or not self.ancestry(shared.epoch).follows(self.ancestry(seen)) for _, _, seen, knows in left
+        )
+        is_lost = restore.start.step == 0 and bool(shared.committed) and not shared.saved
+        if is_lost and remembers and shared.lost <= shared.tolerated:
+            raise Violation(f"{shared.committed} was committed, and the run begins with the initial weights")
         stopped = {node.rank.step for node in state.nodes if node.rank is not None and node.rank.status == "stopped"}
-        if not shared.broken and stopped and shared.lost <= shared.tolerated and {restore.start.step} != stopped:
+        if not shared.broken and stopped and must_be_kept and {restore.start.step} != stopped:
             raise Violation(f"a planned stop at {stopped} goes on from step {restore.start.step}")
-        index = self.record(state, move, restore)
-        self.decided.add((self.number(index), move.nodes, restore.start, tuple(lineage.items())))
-        proposal = Proposal(shared.leader, shared.epoch, index)
+        index = self.record(state, move, found, left)
+        self.decided.add((self.number(index), move.nodes, restore.start, tuple(found.newest.lineage.items())))
+        start = self.history_of(found.newest, restore.start.step)[: restore.start.step]
+        gives_up = not must_be_kept and start[: len(shared.committed)] != shared.committed
+        proposal = Proposal(shared.leader, shared.epoch, index, gives_up)
         after = state._replace(shared=shared._replace(proposals=tuple(sorted((*shared.proposals, proposal)))))
         yield f"node {shared.leader} decides on {move.nodes} from {restore.start}", after
 
@@ -281,14 +377,86 @@ class ProtocolMoves(ProtocolInvariants):
         if valid or not self.rules.compares:
             if self.number(proposal.epoch) <= self.number(shared.epoch):
                 raise Violation(f"epoch {self.number(proposal.epoch)} is made after epoch {self.number(shared.epoch)}")
-            shared = shared._replace(epoch=proposal.epoch, broken=False, stop=False)
+            shared = self.with_epoch(shared, proposal)
         yield f"transaction of node {proposal.leader}: {valid}", state._replace(shared=shared)
+
+    def with_epoch(self, shared: Shared, proposal: Proposal) -> Shared:
+        """The store with a new epoch."""
+        noted = shared.noted or proposal.epoch in self.after_commit
+        noted_by = shared.noted_by | ({self.name(proposal.epoch)} if self.rewinds and noted else set())
+        lost = max(shared.lost, shared.tolerated + 1) if proposal.gives_up else shared.lost
+        return shared._replace(
+            epoch=proposal.epoch, broken=False, stop=False, lost=lost, noted=noted, noted_by=noted_by
+        )
+
+    def store_events(self, state: State) -> Iterator[tuple[str, State]]:
+        """The store goes back to an earlier record, or takes no writes for a while, in which agents give up."""
+        shared = state.shared
+        if shared.rewinds and not shared.refuses:
+            for name in ("", *self.ancestry(shared.epoch).ids.values()):
+                index = self.plain(self.index_of_name[name])
+                back = shared._replace(
+                    epoch=index,
+                    broken=False,
+                    stop=False,
+                    noted=name in shared.noted_by,
+                    went_back=True,
+                    rewinds=shared.rewinds - 1,
+                )
+                yield f"!the store goes back to epoch {self.number(index)}", state._replace(shared=back)
+        if shared.refusals and not shared.refuses:
+            refusing = shared._replace(refuses=True, refusals=shared.refusals - 1)
+            yield "!the store takes no writes", state._replace(shared=refusing)
+        if shared.refuses:
+            yield "the store takes writes again", state._replace(shared=shared._replace(refuses=False))
+            for i, node in enumerate(state.nodes):
+                if not node.leased or (node.rank is not None and node.rank.status not in ("stopped", "finished")):
+                    continue
+                if node.rank is not None and node.rank.status == "finished":
+                    if not shared.saved:
+                        raise Violation(f"node {i} ends with exit code 0 and nothing is saved")
+                    after = GONE
+                else:
+                    after = self.given_up(node)
+                yield f"node {i} gives up on the store", self.with_node(state, i, after)
+
+    def noticing(self, state: State) -> Iterator[tuple[str, State]]:
+        """After the store went back: what was decided before may be written yet; then all agents notice, and end.
+
+        That they end in one moment leaves nothing out: until all have, nobody is asked for an inventory who has not,
+        and what a rank does meanwhile it could do before the store went back.
+        """
+        shared = state.shared
+        for proposal in shared.proposals:
+            rest = tuple(each for each in shared.proposals if each != proposal)
+            if self.name(proposal.after) == self.name(shared.epoch):
+                # The store may have gone back to a time in which this node led.
+                made = self.with_epoch(shared._replace(proposals=rest), proposal)
+                yield f"transaction of node {proposal.leader}, which has not noticed", state._replace(shared=made)
+        # A node that was cut off notices when it reaches the store again.
+        nodes = tuple(
+            self.given_up(node)._replace(knows=True) if node.up and not node.ended else node for node in state.nodes
+        )
+        yield (
+            "the agents notice that the store went back",
+            State(nodes, shared._replace(went_back=False, proposals=())),
+        )
+
+    def reopening(self, state: State) -> Iterator[tuple[str, State]]:
+        """All agents of a job that was given up are started again."""
+        shared = state.shared
+        if shared.end == FINISHED or not shared.reopens or not any(node.up for node in state.nodes):
+            return
+        nodes = tuple(self.started(node, shared) if node.up else node for node in state.nodes)
+        shared = shared._replace(end="", reopens=shared.reopens - 1, proposals=())
+        yield "the agents are started again", State(nodes, shared)
 
     def failures_of(self, state: State, i: int) -> Iterator[tuple[str, State]]:
         node, shared = state.nodes[i], state.shared
         if not node.up:
-            if shared.returns:
-                after = Node(True, True, node.incarnation + 1, self.number(shared.epoch), None, frozenset())
+            if shared.returns and not shared.refuses:
+                empty = Node(True, True, node.incarnation, 0, None, frozenset())
+                after = self.started(empty, shared)
                 yield (
                     f"node {i} comes back empty",
                     self.with_node(state._replace(shared=shared._replace(returns=shared.returns - 1)), i, after),
@@ -297,8 +465,9 @@ class ProtocolMoves(ProtocolInvariants):
         if not shared.failures:
             return
         state = state._replace(shared=shared._replace(failures=shared.failures - 1))
-        hurt = state._replace(shared=state.shared._replace(lost=shared.lost + 1)) if node.leased else state
-        lost = self.with_node(hurt, i, node._replace(up=False, leased=False, rank=None, held=frozenset()))
+        is_there = node.leased or node.ended
+        hurt = state._replace(shared=state.shared._replace(lost=shared.lost + 1)) if is_there else state
+        lost = self.with_node(hurt, i, GONE._replace(incarnation=node.incarnation, fence=node.fence))
         yield f"!node {i} is lost", self.after_failure(lost, i)
         if node.leased:
             yield f"!node {i} is cut off", self.after_failure(self.with_node(hurt, i, node._replace(leased=False)), i)

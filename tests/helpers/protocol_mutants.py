@@ -82,4 +82,10 @@ MUTANTS = {
     "deletes old epochs before its first commit": Rules(keeps_old_epochs=False),
     "writes an epoch without comparing": Rules(compares=False),
     "asks for copies while ranks still run": Rules(fences=False),
+    "deletes copies when given up": Rules(keeps_copies=False),
+    "ends with 0 without a save": Rules(saves_again=False),
+    "takes etcd's lineage after it went back": Rules(remembers=False),
+    "numbers epochs by etcd alone": Rules(numbers_by_nodes=False),
+    "takes epochs of one number for one": Rules(tells_apart=False),
+    "believes a store that has forgotten a commit": Rules(doubts_commits=False),
 }

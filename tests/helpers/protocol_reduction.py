@@ -5,8 +5,12 @@ from collections.abc import Iterator
 
 from hetero.elastic.records import Epoch, RestorePoint
 from hetero.elastic.recovery import Restore, last_steps
+from tests.helpers.protocol_invariants import BEFORE
 from tests.helpers.protocol_moves import RESULT, WRITTEN, ProtocolMoves
-from tests.helpers.protocol_state import GONE, Held, History, Node, Shared, State
+from tests.helpers.protocol_state import GONE, Held, History, Node, Shared, State, info
+
+LAST = "last"
+"""Id of an epoch that nothing can disturb any more."""
 
 
 class ReducedMoves(ProtocolMoves):
@@ -67,8 +71,10 @@ class ReducedMoves(ProtocolMoves):
             node if node.fence in (0, number) else node._replace(fence=number if node.fence > number else 0)
             for node in state.nodes
         )
-        proposals = tuple(each for each in shared.proposals if each.after == shared.epoch)
-        if not self.returns:
+        proposals = shared.proposals
+        if not shared.rewinds:
+            proposals = tuple(each for each in proposals if each.after == shared.epoch)
+        if not self.may_return(state):
             nodes = tuple(node if node.leased or node.rank else GONE for node in nodes)
             nodes = self.without_copies_that_are_over(nodes, shared)
             if not shared.failures:
@@ -78,12 +84,20 @@ class ReducedMoves(ProtocolMoves):
         state = self.with_plain_records(self.with_all_ranks(State(nodes, shared._replace(proposals=proposals))))
         return self.with_one_past(self.to_the_next_all_reduce(state)) if self.trains_to_the_end(state) else state
 
+    def may_return(self, state: State) -> bool:
+        """Whether a node without a lease may yet come back with what it has, or the store with an earlier record."""
+        shared = state.shared
+        if self.returns or shared.rewinds or shared.went_back or shared.refusals or shared.refuses or shared.reopens:
+            return True
+        return any(node.ended for node in state.nodes)
+
     def without_copies_that_are_over(self, nodes: tuple[Node, ...], shared: Shared) -> tuple[Node, ...]:
         key = (
             shared.epoch,
             shared.broken,
             shared.failures > 0,
-            tuple((n.leased, n.rank is None, n.held) for n in nodes),
+            shared.proposals,
+            tuple((n.leased, n.rank is None, n.held, n.seen, n.knows) for n in nodes),
         )
         if key not in self.kept:
             self.kept[key] = self.copies_that_count(nodes, shared)
@@ -93,7 +107,8 @@ class ReducedMoves(ProtocolMoves):
     def copies_that_count(self, nodes: tuple[Node, ...], shared: Shared) -> tuple[frozenset[Held], ...]:
         """Of every node those that some leader may choose, or that a rank still votes on."""
         record = self.records[shared.epoch]
-        if record is None:
+        newest = self.ancestry(shared.epoch)
+        if record is None or not all(newest.follows(self.ancestry(node.seen)) for node in nodes):
             return tuple(node.held for node in nodes)
         is_quiet = shared.broken and all(node.rank is None for node in nodes)
         limits = last_steps(record.lineage)
@@ -113,9 +128,11 @@ class ReducedMoves(ProtocolMoves):
             return held
         restored = None
         if is_quiet:
-            left = [(i, each) for i, each in enumerate(held) if nodes[i].leased]
-            found = self.rules.choose([self.inventory(*each) for each in left], lineage=record.lineage, committed=1)
-            if found is None or self.read(dict(left), found)[0] is None:
+            left = [(i, each, nodes[i].seen, nodes[i].knows) for i, each in enumerate(held) if nodes[i].leased]
+            found = self.find(left, shared).restore
+            if found is None or self.read({i: each for i, each, _, _ in left}, found)[0] is None:
+                return held
+            if any(self.start(each.epoch) != found.start for each in shared.proposals):
                 return held
             restored = found.start
         elif any((rank := nodes[i].rank) is None or rank.epoch != shared.epoch for i in self.members(shared.epoch)):
@@ -135,7 +152,8 @@ class ReducedMoves(ProtocolMoves):
     def will_restore(self, nodes: tuple[Node, ...], record: Epoch) -> bool:
         """Whether all nodes of an epoch are there, and all that they restore is whole somewhere."""
         held = {i: node.held for i, node in enumerate(nodes) if node.leased}
-        return all(nodes[int(each.node.name)].leased for each in record.nodes) and (
+        members = [(int(each.node.name), each.node) for each in record.nodes]
+        return all(nodes[i].leased and info(i, nodes[i]) == node for i, node in members) and (
             self.read(held, Restore(start=record.start, sources=record.sources))[0] is not None
         )
 
@@ -166,7 +184,9 @@ class ReducedMoves(ProtocolMoves):
     def trains_to_the_end(self, state: State) -> bool:
         """Whether nothing can fail any more, no node ever comes back, and all ranks of an epoch have restored."""
         shared = state.shared
-        if not self.forgets or self.returns or shared.failures or shared.broken or shared.proposals or shared.end:
+        if not self.forgets or self.may_return(state) or shared.went_back:
+            return False
+        if shared.failures or shared.broken or shared.proposals or shared.end:
             return False
         members = self.members(shared.epoch)
         ranks = [state.nodes[i].rank for i in members]
@@ -179,6 +199,7 @@ class ReducedMoves(ProtocolMoves):
             _, copied = events[0]
         for each in dict.fromkeys((state, copied)):
             yield from self.all_reduces(each)
+        yield from self.saves(state)
         yield from self.leader_events(state)
 
     def local_events(self, state: State) -> list[tuple[str, State]]:
@@ -195,7 +216,9 @@ class ReducedMoves(ProtocolMoves):
     def with_all_ranks(self, state: State) -> State:
         """With the epoch restored everywhere, if nothing can disturb that."""
         shared, record = state.shared, self.records[state.shared.epoch]
-        if self.returns or shared.failures or shared.broken or shared.proposals or shared.end or record is None:
+        if self.may_return(state) or shared.went_back or record is None:
+            return state
+        if shared.failures or shared.broken or shared.proposals or shared.end:
             return state
         if not self.will_restore(state.nodes, record):
             return state
@@ -205,11 +228,13 @@ class ReducedMoves(ProtocolMoves):
 
     def with_one_past(self, state: State) -> State:
         """0 for all epochs before, 1 for the one that trains to the end; and only copies that cannot be made again."""
-        shared, number = state.shared, self.number(state.shared.epoch)
+        shared, name = state.shared, self.name(state.shared.epoch)
         record = self.records[shared.epoch]
         assert record is not None
         start = RestorePoint(epoch=0, step=record.start.step)
-        last = dataclasses.replace(record, number=1, start=start, lineage={1: start}, sources={}, failures=0)
+        last = dataclasses.replace(
+            record, number=1, start=start, ids={1: LAST}, lineage={1: start}, sources={}, failures=0
+        )
         index = self.index_of(("last", record.nodes, start.step), last)
         ranks = [node.rank for node in state.nodes if node.rank is not None]
         pending = {dict(rank.protocol)["pending"] for rank in ranks}
@@ -220,13 +245,15 @@ class ReducedMoves(ProtocolMoves):
             return keeper is None or any(each[:4] == copy[:4] for each in state.nodes[keeper].held)
 
         def of(history: History) -> History:
-            return tuple(int(each == number) for each in history)
+            return tuple(LAST if each == name else BEFORE for each in history)
 
         nodes = tuple(
             GONE
             if node.rank is None
             else node._replace(
                 fence=0,
+                seen=0,
+                knows=False,
                 held=frozenset(
                     each._replace(epoch=index, history=of(each.history))
                     for each in node.held
@@ -236,4 +263,9 @@ class ReducedMoves(ProtocolMoves):
             )
             for node in state.nodes
         )
-        return State(nodes, shared._replace(epoch=index, committed_epoch=0, committed=(), lost=0, tolerated=0))
+        return State(
+            nodes,
+            shared._replace(
+                epoch=index, committed_epoch=0, committed=(), lost=0, tolerated=0, noted=True, noted_by=frozenset()
+            ),
+        )

@@ -13,8 +13,8 @@ from hetero.elastic.records import NodeInfo
 from hetero.elastic.recovery import Restore, choose_step
 from tests.helpers.elastic_epochs import node_info
 
-History = tuple[int, ...]
-"""The epoch of each step that was done, first to last."""
+History = tuple[str, ...]
+"""The id of the epoch of each step that was done, first to last."""
 
 
 class Held(NamedTuple):
@@ -34,6 +34,7 @@ class Rank(NamedTuple):
     epoch: index of its epoch's record.
     protocol: what its ``CopyProtocol`` knows.
     inbox: the result of an all-reduce that has not arrived yet: votes, and whether to stop.
+    status: ``run``; ``end`` (makes the last copy), ``save`` (the last step); ``stopped``, ``finished``.
     failed: its part of the pending step cannot become whole.
     """
 
@@ -47,7 +48,12 @@ class Rank(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A machine. ``fence``: the newest epoch of which it has no ranks and will start none."""
+    """A machine.
+
+    fence: the newest epoch of which it has no ranks and will start none.
+    seen: index of the newest epoch that it remembers; ``knows``: that a step may have been committed.
+    ended: its agent has ended with a code other than 0, and its user starts it again.
+    """
 
     up: bool
     leased: bool
@@ -55,14 +61,21 @@ class Node(NamedTuple):
     fence: int
     rank: Rank | None
     held: frozenset[Held]
+    seen: int = 0
+    knows: bool = False
+    ended: bool = False
 
 
 class Proposal(NamedTuple):
-    """What a leader has decided and not written yet."""
+    """What a leader has decided and not written yet.
+
+    gives_up: the newest committed step, as more is missing than may be.
+    """
 
     leader: int
     after: int
     epoch: int
+    gives_up: bool = False
 
 
 class Shared(NamedTuple):
@@ -70,6 +83,11 @@ class Shared(NamedTuple):
 
     epoch: index of the newest record.
     lost: failure domains lost or damaged since the newest commit; ``tolerated``: how many may be.
+    noted: the store knows that a step was committed; ``noted_by``: the epochs that were made since.
+    saved: the last checkpoint is there.
+    went_back: the store did, and the agents have not noticed yet.
+    refuses: the store takes no writes.
+    rewinds, refusals, reopens: how often the store may yet go back or refuse, and a job that was given up start again.
     """
 
     epoch: int
@@ -84,6 +102,14 @@ class Shared(NamedTuple):
     lost: int
     tolerated: int
     end: str
+    noted: bool = False
+    noted_by: frozenset[str] = frozenset()
+    saved: bool = False
+    went_back: bool = False
+    refuses: bool = False
+    rewinds: int = 0
+    refusals: int = 0
+    reopens: int = 0
 
 
 class State(NamedTuple):
@@ -109,6 +135,12 @@ class Rules:
     waits_for_keepers: bool = True
     keeps_old_epochs: bool = True
     fences: bool = True
+    keeps_copies: bool = True
+    saves_again: bool = True
+    remembers: bool = True
+    tells_apart: bool = True
+    numbers_by_nodes: bool = True
+    doubts_commits: bool = True
 
 
 def info(i: int, node: Node) -> NodeInfo:

@@ -18,7 +18,7 @@ from hetero.checkpoint.folder import UPLOADING, step_name
 from hetero.checkpoint.shards import tensor_infos, write_shard
 from hetero.elastic.object_store import ObjectStore
 from hetero.elastic.publishing import Publisher
-from hetero.elastic.records import Copy, RestorePoint
+from hetero.elastic.records import Ancestry, Copy, RestorePoint
 from hetero.elastic.stored_step import unit_stem
 from tests.helpers.checkpoints import make_slices, plan_of, state_of
 from tests.helpers.elastic_epochs import epoch_of, node_info
@@ -73,7 +73,9 @@ def leader(
 
     uploads: the nodes of the epoch do so one after the other, within this actor.
     """
-    record = epoch_of([node_info("a")], number=epoch, lineage=LINEAGES[epoch], start=LINEAGES[epoch][epoch])
+    record = epoch_of(
+        [node_info("a")], number=epoch, before=Ancestry(lineage=LINEAGES[epoch]), start=LINEAGES[epoch][epoch]
+    )
 
     def publisher() -> Publisher:
         return Publisher(

@@ -12,17 +12,20 @@ import pytest
 from obstore.exceptions import GenericError
 
 from hetero.elastic.copy_folder import (
+    MemoryOfEpochs,
     claimed_folder,
     copy_path,
     epochs_in,
     find_copy,
     inventory,
+    read_placement,
     remove_copy,
     remove_epochs_before,
     slot_folder,
+    write_placement,
 )
 from hetero.elastic.rank_reports import RankReports
-from hetero.elastic.records import HeldStep
+from hetero.elastic.records import Ancestry, HeldStep, NodeMemory, RestorePoint
 from hetero.elastic.store_connection import fix_of
 from hetero.errors import CheckpointError, ConfigError
 from tests.unit.elastic.test_copy_server import UNIT, fill
@@ -102,6 +105,48 @@ def test_what_is_damaged_or_being_written_is_no_copy(tmp_path: Path) -> None:
     remove_copy(tmp_path, epoch=4, step=7, unit=UNIT)
     assert inventory(tmp_path, node="a").steps == ()
     assert inventory(tmp_path, node="a").units_of_epoch == {4: frozenset({UNIT})}
+
+
+FIRST = Ancestry(ids={1: "a"}, lineage={1: RestorePoint(epoch=0, step=0)})
+SECOND = Ancestry(ids={1: "a", 2: "b"}, lineage={1: RestorePoint(epoch=0, step=0), 2: RestorePoint(epoch=1, step=4)})
+
+
+def test_a_node_remembers_the_newest_epoch_and_a_commit(tmp_path: Path) -> None:
+    memory = MemoryOfEpochs(tmp_path)
+    memory.see(SECOND, takes_part=True)
+    MemoryOfEpochs(tmp_path).see(FIRST, takes_part=True)
+    assert inventory(tmp_path, node="a").memory == NodeMemory(newest=SECOND)
+    memory.note_commit()
+    memory.see(Ancestry(ids={1: "x"}), takes_part=False)
+    assert inventory(tmp_path, node="a").memory == NodeMemory(newest=SECOND, has_committed=True)
+    (tmp_path / "newest_epoch.json").write_text("{")
+    assert inventory(tmp_path, node="a").memory == NodeMemory()
+    with claimed_folder(tmp_path / "other", job="one"):
+        MemoryOfEpochs(tmp_path / "other").see(FIRST, takes_part=False)
+    with claimed_folder(tmp_path / "other", job="two"):
+        assert inventory(tmp_path / "other", node="a").memory == NodeMemory()
+
+
+def test_what_cannot_be_noted_is_noted_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = MemoryOfEpochs(tmp_path)
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_bytes", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "no space")))
+        memory.see(FIRST, takes_part=True)
+    assert inventory(tmp_path, node="a").memory == NodeMemory()
+    memory.see(FIRST, takes_part=True)
+    assert inventory(tmp_path, node="a").memory == NodeMemory(newest=FIRST)
+
+
+def test_an_epoch_does_not_take_over_copies_of_another_with_its_number(tmp_path: Path) -> None:
+    fill(tmp_path)
+    placement = read_placement(tmp_path, 4)
+    assert placement is not None
+    assert inventory(tmp_path, node="a").id_of_epoch == {4: "id4"}
+    write_placement(tmp_path, 4, placement, epoch_id="id4")
+    assert len(inventory(tmp_path, node="a").steps) == 1
+    write_placement(tmp_path, 4, placement, epoch_id="another")
+    assert inventory(tmp_path, node="a").steps == ()
+    assert inventory(tmp_path, node="a").id_of_epoch == {4: "another"}
 
 
 def test_earlier_epochs_go(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def copy_of(step: int, *, epoch: int = 4, unit: str = UNIT) -> Copy:
 
 def fill(folder: Path, *, step: int = 7, epoch: int = 4, slot: int = 1) -> None:
     unit = Unit(name=UNIT, owner=3, keeper=None, held=False, blocks=(), num_bytes=0)
-    write_placement(folder, epoch, CopyPlacement(units=(unit,)))
+    write_placement(folder, epoch, CopyPlacement(units=(unit,)), epoch_id=f"id{epoch}")
     shard_path(slot_folder(folder, epoch, slot), UNIT).write_bytes(CONTENT)
     write_copy(slot_folder(folder, epoch, slot), copy_of(step, epoch=epoch))
 

@@ -8,6 +8,7 @@ import pytest
 from hetero.elastic.leadership import (
     EvictNode,
     Finish,
+    LackOfStep,
     LeaderSettings,
     MakeEpoch,
     Move,
@@ -152,6 +153,54 @@ def test_too_few_after_a_loss() -> None:
     seen = view(there("a"), over_since_s=50.0)
     assert move(seen) == Wait(until_s=650.0, reason="the model does not fit a: waiting for more")
     assert isinstance(move(seen, 650.0), Finish)
+
+
+def test_the_others_do_not_wait_again_for_a_node_that_was_evicted_since() -> None:
+    """It comes back at once, and may answer as little as before: they would never go on."""
+    back = there("b", "2", answered=False, was_evicted=True, since_s=99.0)
+    seen = view(there("a"), back, there("c"), broken="lost", over_since_s=90.0)
+    assert move(seen) == MakeEpoch(nodes=("a", "c"), failures=0, reason="lost")
+    assert move(seen, min_nodes=3) == Wait(until_s=690.0, reason="2 nodes are there, 3 are asked for: waiting for more")
+    seen.nodes["b"] = dataclasses.replace(back, answered=True)
+    assert move(seen, min_nodes=3) == MakeEpoch(nodes=("a", "b", "c"), failures=0, reason="lost")
+
+
+def test_a_leader_is_not_cut_off_from_nodes_that_answer_with_an_error() -> None:
+    broken = {"answered": False, "is_broken": True}
+    seen = view(there("a"), there("b", **broken), there("c", **broken), broken="lost", over_since_s=90.0)
+    assert move(seen) == EvictNode(name="b", reason="its agent did not answer within 5 s")
+
+
+# Nothing to go on from.
+
+
+def test_nodes_with_copies_are_waited_for_as_long_as_nodes_are() -> None:
+    lack = LackOfStep(reason="no step is whole among b", exit_code=1)
+    seen = view(there("b"), there("c"), over_since_s=50.0, no_step=lack)
+    assert move(seen, 649.0) == Wait(until_s=650.0, reason="nothing to go on from yet: no step is whole among b")
+    end = "no step is whole among b; that has not changed within 600 s (--wait-for-nodes)"
+    assert move(seen, 650.0) == Finish(exit_code=1, reason=end)
+    assert isinstance(move(dataclasses.replace(seen, no_step=None), 649.0), MakeEpoch)
+
+
+def test_too_few_nodes_come_before_a_lack_of_copies() -> None:
+    seen = view(there("b"), over_since_s=50.0, no_step=LackOfStep(reason="no step is whole among b", exit_code=1))
+    assert move(seen, min_nodes=2) == Wait(until_s=650.0, reason="1 nodes are there, 2 are asked for: waiting for more")
+
+
+# A job whose agents were all started again.
+
+
+def test_the_agents_of_a_job_come_back_one_after_the_other() -> None:
+    seen = view(there("a", "2", since_s=98.0), there("b", "2", since_s=99.0), over_since_s=98.0)
+    assert move(seen) == Wait(until_s=101.0, reason="2 nodes, more may come")
+    assert move(seen, 101.0) == MakeEpoch(nodes=("a", "b"), failures=0, reason="node a is gone")
+    one_stayed = view(there("a"), there("b", "2", since_s=99.0), over_since_s=98.0)
+    assert isinstance(move(one_stayed), MakeEpoch)
+
+
+def test_a_job_that_was_started_again_begins_a_new_row() -> None:
+    assert failures_in_a_row(failed(2, nodes={name: there(name, "2") for name in "ab"})) == 0
 
 
 # Restarts without progress.

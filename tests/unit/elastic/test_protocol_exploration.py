@@ -16,12 +16,28 @@ CONFIGURATIONS = {
     "two nodes, a failure": {"nodes": 2, "steps": 4, "failures": 1, "returns": 0},
     "two nodes, two failures": {"nodes": 2, "steps": 1, "failures": 2, "returns": 0},
     "two nodes, one comes back": {"nodes": 2, "steps": 1, "failures": 1, "returns": 1},
+    "the store goes back": {"nodes": 2, "steps": 2, "failures": 0, "returns": 0, "rewinds": 1},
+    "three nodes, the store goes back": {"nodes": 3, "steps": 1, "failures": 0, "returns": 0, "rewinds": 1},
+    "the store takes no writes": {"nodes": 2, "steps": 1, "failures": 1, "returns": 0, "refusals": 1},
+    "a job that was given up starts again": {
+        "nodes": 2,
+        "steps": 2,
+        "failures": 1,
+        "returns": 0,
+        "reopens": 1,
+        "min_nodes": 2,
+    },
 }
 
 NEEDED = {
     "votes before a fetched unit is verified": {**SMALL, "failures": 2},
     "ignores the lineage": COMES_BACK,
     "asks for copies while ranks still run": {**SMALL, "reduced": False},
+    "deletes copies when given up": {**SMALL, "reopens": 1, "min_nodes": 2},
+    "takes etcd's lineage after it went back": {**SMALL, "failures": 0, "rewinds": 1},
+    "numbers epochs by etcd alone": {**SMALL, "failures": 0, "rewinds": 1},
+    "takes epochs of one number for one": {**SMALL, "steps": 1, "returns": 1, "rewinds": 1},
+    "believes a store that has forgotten a commit": {**SMALL, "nodes": 3, "steps": 1, "failures": 0, "rewinds": 1},
 }
 """What a mutant needs to be found, where that is more than a small exploration."""
 
@@ -47,11 +63,16 @@ def test_a_wrong_protocol_is_found_by_all_reductions_too(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_orders_that_are_left_out_lead_nowhere_else() -> None:
+@pytest.mark.parametrize(
+    "what",
+    [SMALL, {**SMALL, "failures": 0, "rewinds": 1}, {**SMALL, "reopens": 1, "min_nodes": 2}],
+    ids=["failures", "the store goes back", "starts again"],
+)
+def test_the_orders_that_are_left_out_lead_nowhere_else(what: dict[str, int]) -> None:
     """With and without them, leaders can decide on the same epochs."""
     made = []
     for reduced in (True, False):
-        explorer = Explorer(nodes=2, steps=2, failures=1, returns=0, reduced=reduced)
+        explorer = Explorer(**what, reduced=reduced)
         explorer.explore()
         made.append(explorer.decided)
     assert made[0] == made[1]
