@@ -1,5 +1,4 @@
-"""Looks for the step that the next epoch goes on from: in the copies of the nodes that have answered, and in the object
-store.
+"""Looks for the step that the next epoch goes on from, in the copies of nodes and in the object store.
 
 The membership store says which epoch was the newest, but it may have gone back to an earlier state. So nodes and object
 store are asked too, and the newest epoch of all of them is the one that the next follows.

@@ -26,20 +26,26 @@ class ReducedMoves(ProtocolMoves):
         and take for one what nobody can tell apart (only where nodes and leader follow the real rules, as some
         mutants read more):
 
-        * A decision on an epoch that is not the newest is forgotten: its transaction changes nothing, now and later.
-        * If no node ever comes back, one without a lease has nothing for anybody. A copy of an epoch that is over is
+        * A decision on an epoch that is not the newest is forgotten: its transaction changes nothing, now and later,
+          unless the store may go back to that epoch.
+        * Which epochs nodes remember is left out where the store never goes back: it is that of the store, or came
+          before it, so that it decides nothing.
+        * If no node ever comes back (none may return, no agent has ended that is started again, and the store can bring
+          that about no more), one without a lease has nothing for anybody. A copy of an epoch that is over is
           forgotten if its step is beyond the lineage, or lacks a unit on all nodes together: copies of it do not
           become more, a lineage keeps its limits or loses the epoch, and ``choose_step`` takes whole steps within the
-          lineage only.
+          lineage only. Where a node remembers an epoch that the store does not have, all copies are kept, and so they
+          are where a decision that was made with fewer nodes waits for its transaction.
         * Which node had what is of no use in the record of an epoch that has restored, or never will.
-        * If no more failure can happen either: the choice among the copies that are left is made, so that others have
-          no reader. If all that an epoch restores is whole somewhere, all its ranks restore it, and in one order: what
-          a rank does that has restored already touches no copy of an epoch before. Once they all have, nobody reads a
-          copy, and all that can be seen of writes, fetches and results is the next sum of votes, which is that of all
-          (every copy was made), less than 0 (a damaged one was found), or neither. So results arrive at once, copies
-          are all made before an all-reduce or none is, and good ones are forgotten, as they can be made again: what is
-          not made before one all-reduce may be before the next, as in the other orders. A damaged one is kept, and so
-          is the knowledge of it. What the epochs before were called makes no difference to these ranks.
+        * If no more failure can happen either, of nodes or store: the choice among the copies that are left is made,
+          so that others have no reader. If all that an epoch restores is whole somewhere, all its ranks restore it,
+          and in one order: what a rank does that has restored already touches no copy of an epoch before. Once they
+          all have, nobody reads a copy, and all that can be seen of writes, fetches and results is the next sum of
+          votes, which is that of all (every copy was made), less than 0 (a damaged one was found), or neither. So
+          results arrive at once, copies are all made before an all-reduce or none is, and good ones are forgotten, as
+          they can be made again: what is not made before one all-reduce may be before the next, as in the other
+          orders. A damaged one is kept, and so is the knowledge of it. What the epochs before were called makes no
+          difference to these ranks.
     """
 
     def successors(self, state: State) -> Iterator[tuple[str, State]]:

@@ -4,12 +4,12 @@ import dataclasses
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hetero.elastic.copy_protocol import CopyProtocol
 from hetero.elastic.leadership import LeaderSettings
-from hetero.elastic.records import CopyPlacement, Epoch, HeldStep, Inventory, NodeInfo, RestorePoint
+from hetero.elastic.records import Ancestry, CopyPlacement, Epoch, HeldStep, Inventory, NodeInfo, NodeMemory
 from hetero.elastic.recovery import BadCopy, last_steps
 from tests.helpers.elastic_epochs import node_info
 from tests.helpers.protocol_state import History, Rules, Violation
@@ -20,8 +20,13 @@ SETTINGS = LeaderSettings(first_settle_s=1.0, answer_s=2.0, missing_s=120.0, dwe
 
 @dataclass(kw_only=True)
 class StoredCopy:
-    """A whole unit, in a slot of a node or in the object store. ``flipped``: a byte of it has changed where it lies."""
+    """A whole unit, in a slot of a node or in the object store.
 
+    epoch_id: of the epoch that it is of.
+    flipped: a byte of it has changed where it lies.
+    """
+
+    epoch_id: str
     step: int
     history: History
     good: bool = True
@@ -30,7 +35,12 @@ class StoredCopy:
 
 @dataclass(kw_only=True, eq=False)
 class SimulatedNode:
-    """A machine with its agent, its rank and its memory. ``held`` is by epoch, slot and unit."""
+    """A machine with its agent, its rank and its memory. ``held`` is by epoch, slot and unit.
+
+    ended_until_s: when the agent, which has ended with a code other than 0, is started again.
+    refused_since_s: since when it has needed the membership store to take a write.
+    has_to_notice: the store went back, and the agent has not read it since.
+    """
 
     name: str
     domain: str
@@ -45,7 +55,11 @@ class SimulatedNode:
     full_until_s: float = 0.0
     leaves_by_s: float | None = None
     rank: "SimulatedRank | None" = None
+    ended_until_s: float = 0.0
+    refused_since_s: float | None = None
+    has_to_notice: bool = False
     held: dict[tuple[int, int, str], StoredCopy] = field(default_factory=dict)
+    memory: NodeMemory = field(default_factory=NodeMemory)
 
     @property
     def info(self) -> NodeInfo:
@@ -54,17 +68,21 @@ class SimulatedNode:
 
 @dataclass(kw_only=True, eq=False)
 class World:
-    """The ranks of an epoch, and where their copies lie."""
+    """The ranks of an epoch, and where their copies lie. ``noted``: what the store knew to be committed before it."""
 
     epoch: Epoch
     placement: CopyPlacement
+    noted: int = 0
     ranks: dict[int, "SimulatedRank"] = field(default_factory=dict)
     committed: int = 0
 
 
 @dataclass(kw_only=True, eq=False)
 class SimulatedRank:
-    """A rank. ``phase`` is as in a ``RankReport``; ``ending``: it finishes the step, commits and ends."""
+    """A rank. ``phase`` is as in a ``RankReport``; ``ending``: it finishes the step, commits and ends.
+
+    saving: its last copy is committed, and it writes the last checkpoint.
+    """
 
     node: SimulatedNode
     world: World
@@ -73,6 +91,7 @@ class SimulatedRank:
     history: History
     phase: str = "restored"
     ending: bool = False
+    saving: bool = False
     waiting: bool = False
     failed: bool = False
     alive: bool = True
@@ -101,8 +120,14 @@ class SimulatedCluster:
         self.leader: str | None = None
         self.leads_since_s = self.epoch_since_s = 0.0
         self.over_since_s: float | None = None
-        self.store_away_until_s = 0.0
-        self.ever_committed = 0
+        self.store_away_until_s = self.store_refuses_until_s = 0.0
+        self.noted = 0
+        self.store_went_back = False
+        self.worlds: dict[str, World] = {}
+        self.lack: tuple[frozenset[str], float] | None = None
+        self.saved = False
+        self.save_fails_until_s = 0.0
+        self.reopens = 1
         # The object store: units by epoch and step, and what is published.
         self.has_objects = False
         self.objects: dict[tuple[int, int], dict[str, StoredCopy]] = {}
@@ -134,32 +159,44 @@ class SimulatedCluster:
 
     def say_broken(self, world: World, reason: str) -> None:
         """Tells all agents, once the membership store is there."""
-        if self.now_s < self.store_away_until_s:
+        if not self.takes_writes:
             self.after(0.3, lambda: self.say_broken(world, reason))
-        elif self.epochs[-1] is world and self.broken is None:
+        elif self.epochs and self.epochs[-1] is world and self.broken is None:
             self.broken = reason
 
+    @property
+    def takes_writes(self) -> bool:
+        return self.now_s >= max(self.store_away_until_s, self.store_refuses_until_s)
+
+    @property
+    def newest_number(self) -> int:
+        """Of the epoch that the membership store has."""
+        return self.epochs[-1].epoch.number if self.epochs else 0
+
     def reaches(self, one: SimulatedNode, other: SimulatedNode) -> bool:
-        there = one.up and other.up and self.now_s >= other.stopped_until_s
+        there = one.up and other.up and self.now_s >= max(other.stopped_until_s, other.ended_until_s)
         return there and (one is other or self.now_s >= max(one.cut_until_s, other.cut_until_s))
 
     def inventory(self, node: SimulatedNode) -> Inventory:
         units: dict[tuple[int, int], set[str]] = {}
+        ids: dict[int, str] = {}
         for (epoch, _, unit), copy in node.held.items():
             units.setdefault((epoch, copy.step), set()).add(unit)
-        of_epoch = {epoch: frozenset(u.name for u in self.epochs[epoch - 1].placement.units) for epoch, _ in units}
+            ids[epoch] = copy.epoch_id
+        of_epoch = {epoch: frozenset(u.name for u in self.worlds[name].placement.units) for epoch, name in ids.items()}
         steps = tuple(HeldStep(epoch=e, step=s, units=frozenset(names)) for (e, s), names in sorted(units.items()))
-        return Inventory(node=node.name, steps=steps, units_of_epoch=of_epoch)
+        memory = node.memory if self.rules.remembers else NodeMemory()
+        return Inventory(node=node.name, steps=steps, units_of_epoch=of_epoch, id_of_epoch=ids, memory=memory)
 
     # What an onlooker checks.
 
     def note_commit(self, world: World, history: History) -> None:
         """Nodes that are all cut off may go on in an epoch that is over: that history was given up."""
-        if self.epochs[-1] is not world:
+        if not self.epochs or self.epochs[-1] is not world:
             return
         self.committed, self.committed_in = history, world
         world.committed = max(world.committed, len(history))
-        self.ever_committed = max(self.ever_committed, len(history))
+        self.noted = max(self.noted, len(history))
         damaged = {
             rank.node.domain
             for rank in world.ranks.values()
@@ -203,16 +240,24 @@ class SimulatedCluster:
             self.published.add(key)
 
 
-def history_of(epoch: int, step: int, lineage: Mapping[int, RestorePoint]) -> History:
-    """The history of a step by the lineage: by which epoch each of its steps was done."""
-    found: list[int] = []
-    for of, end in last_steps({e: s for e, s in lineage.items() if e <= epoch}).items():
-        found += [of] * ((step if end is None or of == epoch else end) - len(found))
+def history_of(epochs: Ancestry, epoch: int, step: int) -> History:
+    """The history of a step of an epoch by the lineage: by which epoch each of its steps was done.
+
+    Of epochs that only the object store remembers the id is not known, and empty here.
+    """
+    found: list[str] = []
+    for of, end in last_steps({e: s for e, s in epochs.lineage.items() if e <= epoch}).items():
+        found += [epochs.ids.get(of, "")] * ((step if end is None or of == epoch else end) - len(found))
     return tuple(found)
+
+
+def agree(expected: History, history: History) -> bool:
+    """Whether two histories are the same as far as both go."""
+    return all(one in ("", other) for one, other in zip(expected, history, strict=False))
 
 
 def check_history(history: History, epoch: Epoch) -> None:
     """Each step was done once, in the epoch of the lineage that had it to do."""
-    expected = history_of(epoch.number, len(history), epoch.lineage)
-    if expected != history:
+    expected = history_of(epoch.ancestry, epoch.number, len(history))
+    if len(expected) != len(history) or not agree(expected, history):
         raise Violation(f"the history {history} is not that of the lineage, {expected}")

@@ -1,5 +1,7 @@
 """What simulated ranks do: restore, train step by step, copy beside it, fetch, vote, commit and end."""
 
+import dataclasses
+
 from hetero.elastic.recovery import OBJECT_STORE, BadCopy
 from tests.helpers.protocol_state import History, Violation
 from tests.helpers.simulated_cluster import (
@@ -17,7 +19,9 @@ class ClusterWithRanks(SimulatedCluster):
     """Ranks that train by ``CopyProtocol``."""
 
     def restore(self, node: SimulatedNode, world: World, number: int) -> None:
-        if not node.up or self.epochs[-1] is not world or self.broken is not None or node.rank is not None:
+        if not node.up or self.now_s < node.ended_until_s or node.has_to_notice:
+            return
+        if not self.epochs or self.epochs[-1] is not world or self.broken is not None or node.rank is not None:
             return
         if self.now_s < node.stopped_until_s:
             self.after(node.stopped_until_s - self.now_s, lambda: self.restore(node, world, number))
@@ -39,6 +43,7 @@ class ClusterWithRanks(SimulatedCluster):
         rank = SimulatedRank(node=node, world=world, number=number, protocol=protocol, history=history)
         rank.ending = len(history) == self.num_steps
         node.rank = world.ranks[number] = rank
+        self.see(node, world, takes_part=True)
         if not self.rules.keeps_old_epochs:
             self.delete_older(rank)
         self.maybe_copy(rank)
@@ -46,6 +51,16 @@ class ClusterWithRanks(SimulatedCluster):
             self.wait(0.0, self.step_s, lambda: self.all_reduce(world))
         else:
             self.after(GLOO_TIMEOUT_S * 2, lambda: self.check_rendezvous(world))
+
+    def see(self, node: SimulatedNode, world: World, *, takes_part: bool) -> None:
+        """Remember an epoch; who takes part in it has no copies of another one with its number."""
+        epoch = world.epoch
+        if epoch.ancestry.replaces(node.memory.newest, takes_part=takes_part):
+            node.memory = dataclasses.replace(node.memory, newest=epoch.ancestry)
+        if takes_part and self.rules.tells_apart:
+            others = [key for key, copy in node.held.items() if key[0] == epoch.number and copy.epoch_id != epoch.id]
+            for key in others:
+                del node.held[key]
 
     def check_rendezvous(self, world: World) -> None:
         if len(world.ranks) < len(world.epoch.nodes):
@@ -99,7 +114,7 @@ class ClusterWithRanks(SimulatedCluster):
         elif self.now_s < rank.node.full_until_s:
             rank.failed = True
         else:
-            copy = StoredCopy(step=step, history=rank.history[:step])
+            copy = StoredCopy(epoch_id=rank.world.epoch.id, step=step, history=rank.history[:step])
             rank.node.held[rank.world.epoch.number, slot, unit] = copy
 
     def fetched(self, rank: SimulatedRank, step: int, slot: int, unit: str, owner: int, tries: int) -> None:
@@ -112,7 +127,9 @@ class ClusterWithRanks(SimulatedCluster):
             arrives_whole = self.draw.random() > 0.02
             if (found.good and arrives_whole) or not self.rules.verifies:
                 good = found.good and arrives_whole
-                rank.node.held[key] = StoredCopy(step=step, history=found.history, good=good)
+                rank.node.held[key] = StoredCopy(
+                    epoch_id=rank.world.epoch.id, step=step, history=found.history, good=good
+                )
                 return
             tries += 1
         if tries == 3:
@@ -156,7 +173,7 @@ class ClusterWithRanks(SimulatedCluster):
         history, pending = ranks[0].history, ranks[0].protocol.pending
         check_history(history, world.epoch)
         votes = sum(self.vote(rank) for rank in ranks)
-        stops = self.stop is not None and self.epochs[-1] is world
+        stops = self.stop is not None and bool(self.epochs) and self.epochs[-1] is world
         if pending is not None and round(votes) == len(ranks):
             self.note_commit(world, history[:pending])
         for rank in ranks:
@@ -180,20 +197,41 @@ class ClusterWithRanks(SimulatedCluster):
         if (committed := rank.protocol.decide(votes)) is not None:
             if committed > rank.world.committed:
                 self.note_commit(rank.world, rank.history[:committed])
+            rank.node.memory = dataclasses.replace(rank.node.memory, has_committed=True)
             self.delete_older(rank)
         if had is not None and rank.protocol.pending is None and rank.protocol.committed != had and rank.ending:
             rank.tries += 1
         if not rank.ending:
-            rank.history = (*rank.history, epoch)
+            rank.history = (*rank.history, rank.world.epoch.id)
             rank.phase = "step"
             rank.ending = stops or len(rank.history) == self.num_steps
         if rank.protocol.pending != len(rank.history):
             self.maybe_copy(rank)
         rank.waiting = False
         if rank.ending and rank.protocol.committed == len(rank.history):
-            rank.phase = "finished" if len(rank.history) == self.num_steps else "stopped"
+            self.come_to_end(rank)
         elif rank.tries == 5:
             rank.phase = "failed"
         ranks = rank.world.ranks.values()
-        if all(not each.waiting and each.phase not in ("stopped", "finished", "failed") for each in ranks):
+        is_out = ("stopped", "finished", "failed")
+        if all(not each.waiting and not each.saving and each.phase not in is_out for each in ranks):
             self.wait(0.5 * self.step_s, 1.5 * self.step_s, lambda: self.all_reduce(rank.world))
+
+    def come_to_end(self, rank: SimulatedRank) -> None:
+        """The last copy is committed: the last step is saved, be it one that this epoch restored."""
+        if len(rank.history) < self.num_steps:
+            rank.phase = "stopped"
+        elif rank.world.epoch.start.step == self.num_steps and not self.rules.saves_again:
+            rank.phase = "finished"
+        elif not rank.saving:
+            rank.saving = True
+            if all(each.saving for each in rank.world.ranks.values()):
+                self.wait(0.1, 2.0, lambda: self.save(rank.world))
+
+    def save(self, world: World) -> None:
+        """The end of the last save."""
+        ranks = world.ranks.values()
+        works = self.now_s >= self.save_fails_until_s and all(rank.alive and rank.node.up for rank in ranks)
+        self.saved = self.saved or works
+        for rank in ranks:
+            rank.phase = "finished" if works else "failed"
