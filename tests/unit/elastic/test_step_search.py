@@ -1,0 +1,78 @@
+"""What a leader finds to go on from, and when it looks again."""
+
+import asyncio
+import math
+import time
+from types import SimpleNamespace
+from typing import Any
+
+from hetero.elastic.membership import JobState
+from hetero.elastic.object_store import StoredHistory
+from hetero.elastic.records import Ancestry, HeldStep, Inventory, NodeMemory
+from hetero.elastic.recovery import INITIAL_WEIGHTS
+from hetero.elastic.step_search import StepSearch
+from hetero.errors import ObjectStoreError
+from tests.helpers.elastic_epochs import epoch_of, node_info
+
+FIRST = epoch_of([node_info("a"), node_info("b")])
+STATE = JobState(epoch=FIRST, committed=8)
+
+
+def inventory(name: str, units: str, newest: Ancestry = FIRST.ancestry) -> Inventory:
+    return Inventory(
+        node=name,
+        steps=(HeldStep(epoch=1, step=8, units=frozenset(units)),),
+        units_of_epoch={1: frozenset("ab")},
+        id_of_epoch={1: FIRST.id},
+        memory=NodeMemory(newest=newest),
+    )
+
+
+def search(publisher: Any = None) -> StepSearch:
+    return StepSearch(publisher, SimpleNamespace(trained_model=None), missing_s=600.0)  # type: ignore[arg-type]
+
+
+def test_a_search_that_found_nothing_is_done_again_when_a_node_comes() -> None:
+    found = search()
+    found.inventories = {"a1": inventory("a", "a")}
+    assert asyncio.run(found.find(STATE)) is None
+    assert found.lack is not None
+    assert found.lack.exit_code == 1
+    assert found.lack.reason.startswith(
+        "no step is whole among a, and step 8 had been committed: of step 8 they lack b"
+    )
+    assert "hetero elastic forget, then start the agents with --load" in found.lack.reason
+    assert found.again_s == math.inf
+    found.inventories["b1"] = inventory("b", "b")
+    assert found.lack is None
+    history = asyncio.run(found.find(STATE))
+    assert history is not None
+    assert history.restore is not None
+    assert history.restore.sources == {"a": ("a",), "b": ("b",)}
+
+
+def test_the_number_of_an_epoch_is_larger_than_all_that_were_seen() -> None:
+    given_up = Ancestry(ids={1: "another", 7: "x"}, lineage={1: INITIAL_WEIGHTS, 7: INITIAL_WEIGHTS})
+    found = search()
+    found.inventories = {"a1": inventory("a", "ab"), "b1": inventory("b", "", newest=given_up)}
+    history = asyncio.run(found.find(STATE))
+    assert history is not None
+    made = found.next_epoch(history)
+    assert (made.number, made.follows(FIRST.ancestry), sorted(made.lineage)) == (8, True, [1, 8])
+
+
+def test_an_object_store_that_is_needed_and_does_not_answer_is_asked_again_and_said_at_once() -> None:
+    class Silent:
+        history = StoredHistory()
+        newest_step = 0
+
+        async def refresh(self, *, patience_s: float) -> None:
+            raise ObjectStoreError("object store s3://x: away")
+
+    found = search(Silent())
+    assert asyncio.run(found.find(JobState())) is None
+    assert found.lack is not None
+    assert (found.lack.exit_code, found.lack.reason) == (2, "object store s3://x: away")
+    assert time.monotonic() < found.again_s < time.monotonic() + 3.0
+    found.inventories = {"a1": inventory("a", "ab")}
+    assert asyncio.run(found.find(STATE)) is not None
