@@ -6,7 +6,9 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from hetero.elastic.membership import JobState
+import pytest
+
+from hetero.elastic.job_store import JobState
 from hetero.elastic.object_store import StoredHistory
 from hetero.elastic.records import Ancestry, HeldStep, Inventory, NodeMemory
 from hetero.elastic.recovery import INITIAL_WEIGHTS
@@ -66,11 +68,13 @@ def test_an_object_store_that_is_needed_and_does_not_answer_is_asked_again_and_s
         history = StoredHistory()
         newest_step = 0
 
-        async def refresh(self, *, patience_s: float) -> None:
+        async def refresh(self, *, patience_s: float, waits_for_fix: bool) -> None:
             raise ObjectStoreError("object store s3://x: away")
 
     found = search(Silent())
-    assert asyncio.run(found.find(JobState())) is None
+    with pytest.raises(ObjectStoreError, match="away"):
+        asyncio.run(found.find(JobState()))
+    assert asyncio.run(found.find(STATE)) is None
     assert found.lack is not None
     assert (found.lack.exit_code, found.lack.reason) == (2, "object store s3://x: away")
     assert time.monotonic() < found.again_s < time.monotonic() + 3.0
