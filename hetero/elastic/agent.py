@@ -16,7 +16,7 @@ from hetero.distributed.process_output import ignore_output_errors
 from hetero.elastic.agent_options import AgentOptions
 from hetero.elastic.copy_folder import MemoryOfEpochs, claimed_folder, delete_folder, remove_copy
 from hetero.elastic.copy_server import CopyServer, server_tls
-from hetero.elastic.ends import AgentEnd, End, end_by_error, end_of, end_of_job
+from hetero.elastic.ends import AgentEnd, End, EndError, end_by_error, end_of, end_of_job
 from hetero.elastic.etcd_patience import EtcdPatience
 from hetero.elastic.events import EventLog
 from hetero.elastic.fork_server import ForkServer
@@ -139,10 +139,16 @@ class Agent:
                 options, holder=owner, events=self._events, show=self._show, on_news=lambda: self.news(urgent=True)
             )
         with claimed_folder(options.folder, job=owner):
-            async with self._serving() as port:
-                await self._warm_up()
-                await self._join(port)
-                return await self._live()
+            try:
+                async with self._serving() as port:
+                    await self._warm_up()
+                    await self._join(port)
+                    return await self._live()
+            except EndError as error:
+                if error.kind is End.WENT_BACK and self._membership.state.epoch is not None:
+                    # etcd may have forgotten that a step was committed: the run must not start from initial weights.
+                    await asyncio.to_thread(self._memory.note_commit)
+                raise
 
     def news(self, *, urgent: bool) -> None:
         """Have what the ranks have said told to the others."""

@@ -16,6 +16,7 @@ import pytest
 
 from hetero.elastic.agent import Agent
 from hetero.elastic.agent_options import AgentOptions
+from hetero.elastic.copy_folder import inventory
 from hetero.elastic.ends import AgentEnd, End
 from hetero.elastic.etcd import delete_request, put_request
 from hetero.elastic.events import read_events
@@ -275,6 +276,19 @@ async def etcd_goes_back_while_an_evicted_node_joins_again(story: Story) -> None
     while not any("was evicted" in line for line in story.shown):
         await asyncio.sleep(0.02)
     story.agent._membership._check_revision(3, seen=9)
+
+
+@row(End.WENT_BACK, 2, "went back to an earlier state: its revision is 3, and was 9 before")
+async def etcd_goes_back_in_an_epoch(story: Story) -> None:
+    await story.join()
+    await story.be_joined_by_b()
+    story.begin_epoch(story.b)
+    await story.until(lambda _: story.agent._membership.state.epoch is not None)
+    assert not inventory(story.options.folder, node="a").memory.has_committed
+    story.agent._membership._check_revision(3, seen=9)
+    assert story.life is not None
+    await asyncio.wait([story.life])
+    assert inventory(story.options.folder, node="a").memory.has_committed, "etcd may have forgotten that"
 
 
 @row(End.ETCD_AWAY_AT_START, 2, "waited for 0.6 s (--wait-for-etcd)", own_etcd=True)
