@@ -1,6 +1,7 @@
 """Asks the protocol's real functions, with arguments made from an explored state, and remembers what they said."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -40,6 +41,7 @@ class ProtocolCalls:
     rewinds: int = 0
     refusals: int = 0
     reopens: int = 0
+    leaves: int = 0
     min_nodes: int = 1
     every: int = 1
     reduced: bool = True
@@ -220,7 +222,11 @@ class ProtocolCalls:
         if key not in self.moves_of:
             views = {
                 str(i): NodeView(
-                    info=info(i, node), since_s=0.0, answered=self.answered(state, i), phase=self.phase(shared, node)
+                    info=info(i, node),
+                    since_s=0.0,
+                    answered=self.answered(state, i),
+                    phase=self.phase(shared, node),
+                    leaves_by_s=math.inf if node.leaves else None,
                 )
                 for i, node in enumerate(state.nodes)
                 if node.leased
@@ -233,6 +239,8 @@ class ProtocolCalls:
                 over_since_s=0.0,
                 broken="lost" if shared.broken else None,
                 stop_requested="asked" if shared.stop else None,
+                is_stop_for_good=shared.stop == "for good",
+                saves=True,
                 committed=len(shared.committed),
                 step_s=1.0 / max(1, len(self.members(shared.epoch))),
                 no_step=LackOfStep(reason="no step is whole", exit_code=1) if no_step else None,
@@ -244,7 +252,7 @@ class ProtocolCalls:
 
     def seen(self, node: Node) -> Any:
         rank = node.rank
-        return node.leased and (node.incarnation, node.fence, rank and (rank.epoch, rank.status))
+        return node.leased and (node.incarnation, node.fence, node.leaves, rank and (rank.epoch, rank.status))
 
     def phase(self, shared: Shared, node: Node) -> Any:
         rank = node.rank

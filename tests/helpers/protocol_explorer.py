@@ -5,7 +5,7 @@
 A node has one rank. What is explored is any order of: the all-reduce of a step, its result's arrival at each rank, the
 end of a write and of a fetch, the loss of a node or of a rank, a node that the store of members and the leader do not
 see any more while its rank goes on, a flipped byte, the end of each rank, elections, the leader's decision and, apart
-from it, its transaction, each node's start and restore, and the return of nodes.
+from it, its transaction, each node's start and restore, notices, and the return of nodes.
 
 What ranks, leader and recovery decide is not written here: it is asked of ``CopyProtocol``, ``next_move``,
 ``choose_step`` and ``place``. A state of training is the tuple of the epochs in which its steps were done, so that two
@@ -85,6 +85,7 @@ def main() -> None:
         ("rewinds", 0),
         ("refusals", 0),
         ("reopens", 0),
+        ("leaves", 0),
         ("min-nodes", 1),
         ("every", 1),
     ):
@@ -100,6 +101,7 @@ def main() -> None:
         rewinds=args.rewinds,
         refusals=args.refusals,
         reopens=args.reopens,
+        leaves=args.leaves,
         min_nodes=args.min_nodes,
         every=args.every,
         reduced=not args.unreduced,

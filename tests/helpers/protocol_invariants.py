@@ -24,7 +24,8 @@ class ProtocolInvariants(ProtocolCalls):
         Once all failures have happened it is checked where the leader decides, as copies are forgotten by then.
         """
         shared = state.shared
-        if shared.lost > shared.tolerated or not shared.committed or not shared.failures or shared.saved:
+        is_kept_elsewhere = shared.saved >= len(shared.committed)
+        if shared.lost > shared.tolerated or is_kept_elsewhere or not shared.failures:
             return
         # An agent that was given up has kept its copies, and comes back with them.
         reachable = tuple(
@@ -107,9 +108,11 @@ class ProtocolInvariants(ProtocolCalls):
         if move.exit_code == 0:
             for i in self.members(state.shared.epoch):
                 rank = state.nodes[i].rank
-                if rank is None or rank.step != self.steps:
+                if rank is None or (rank.step != self.steps and rank.stop != "for good"):
                     raise Violation(f"the run ends before its last step: {rank}")
-            if not state.shared.saved:
-                raise Violation("the run ends with exit code 0 and has not saved its last step")
+                if state.shared.saved != rank.step:
+                    raise Violation(
+                        f"the run ends with exit code 0 after step {rank.step}, {state.shared.saved} is saved"
+                    )
         elif state.shared.lost <= state.shared.tolerated:
             raise Violation(f"the run is given up: {move.reason}")

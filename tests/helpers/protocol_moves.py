@@ -6,8 +6,8 @@ from hetero.elastic.leadership import EvictNode, Finish, MakeEpoch, RequestStop,
 from hetero.elastic.records import Epoch
 from hetero.elastic.recovery import Restore
 from tests.helpers.protocol_calls import snapshot
-from tests.helpers.protocol_invariants import ProtocolInvariants
-from tests.helpers.protocol_state import GONE, Held, Node, Proposal, Rank, Shared, State, Violation, info
+from tests.helpers.protocol_leaving import LeavingMoves
+from tests.helpers.protocol_state import GONE, Held, Node, Proposal, Rank, Shared, State, Stop, Violation, info
 
 FINISHED = "all ranks have finished"
 """How a run ends that has done what it was to do."""
@@ -15,14 +15,14 @@ FINISHED = "all ranks have finished"
 RESULT, WRITTEN = "gets the result", "has written"
 
 
-class ProtocolMoves(ProtocolInvariants):
+class ProtocolMoves(LeavingMoves):
     """All events, each with the state that it leads to. Those with ``!`` before their names are failures."""
 
     def initial(self) -> State:
         node = Node(up=True, leased=True, incarnation=1, fence=0, rank=None, held=frozenset())
         shared = Shared(
-            0, False, False, 0, (), self.failures, self.returns, 0, (), 0, 1, "",
-            rewinds=self.rewinds, refusals=self.refusals, reopens=self.reopens,
+            0, False, "", 0, (), self.failures, self.returns, 0, (), 0, 1, "",
+            rewinds=self.rewinds, refusals=self.refusals, reopens=self.reopens, leaves=self.leaves,
         )  # fmt: skip
         return State((node,) * self.nodes, shared)
 
@@ -37,6 +37,7 @@ class ProtocolMoves(ProtocolInvariants):
             if node.up:
                 yield from self.rank_events(state, i)
                 yield from self.agent_events(state, i)
+                yield from self.leaving_events(state, i)
             yield from self.failures_of(state, i)
         yield from self.all_reduces(state)
         yield from self.saves(state)
@@ -55,9 +56,9 @@ class ProtocolMoves(ProtocolInvariants):
             ((step, history, status),) = there
             self.check_history(history, self.ancestry(index))
             votes = sum(self.vote(state, i) for i in members)
-            inbox_stops = (
-                [False, True] if state.shared.stop and index == state.shared.epoch and status == "run" else [False]
-            )
+            inbox_stops: list[Stop] = [""]
+            if state.shared.stop and index == state.shared.epoch and status == "run":
+                inbox_stops = self.stops_that_ranks_see(state.shared)
             pending = dict(ranks[next(iter(members))].protocol)["pending"]  # type: ignore[union-attr]
             shared = state.shared
             decided = [self.step(rank.protocol, "decide", votes)[1] for rank in ranks.values() if rank is not None]
@@ -81,8 +82,9 @@ class ProtocolMoves(ProtocolInvariants):
                     node._replace(rank=node.rank._replace(inbox=(votes, stops))) if i in members and node.rank else node
                     for i, node in enumerate(state.nodes)
                 )
+                asked = f"stop {stops}" if stops else "no stop"
                 yield (
-                    f"all-reduce of epoch {self.number(index)} after step {step}: {votes:g} votes, stop {stops}",
+                    f"all-reduce of epoch {self.number(index)} after step {step}: {votes:g} votes, {asked}",
                     State(nodes, shared),
                 )
 
@@ -96,7 +98,8 @@ class ProtocolMoves(ProtocolInvariants):
                     node._replace(rank=node.rank._replace(status="finished")) if i in members and node.rank else node
                     for i, node in enumerate(state.nodes)
                 )
-                yield "the last step is saved", State(nodes, state.shared._replace(saved=True))
+                saved = max(rank.step for rank in ranks if rank is not None)
+                yield f"step {saved} is saved", State(nodes, state.shared._replace(saved=saved))
 
     def vote(self, state: State, i: int) -> float:
         node = state.nodes[i]
@@ -164,7 +167,7 @@ class ProtocolMoves(ProtocolInvariants):
             step = rank.step + 1
             rank = rank._replace(step=step, history=(*rank.history, self.name(rank.epoch)))
             if stops or step == self.steps:
-                rank = rank._replace(status="end")
+                rank = rank._replace(status="end", stop=stops)
         if rank.step > before or rank.status == "end":
             rank, held = self.maybe_copy(rank, held)
         if rank.status == "end" and dict(rank.protocol)["committed"] == rank.step:
@@ -173,9 +176,11 @@ class ProtocolMoves(ProtocolInvariants):
         return node._replace(rank=rank, held=held, knows=knows)
 
     def status_at_end(self, rank: Rank) -> str:
-        """What a rank does once its last copy is committed: it saves the last step, be it one that it restored."""
+        """What a rank does once its last copy is committed: it saves if the run ends, also a step that it restored."""
+        if rank.stop == "for good" and not self.rules.saves_if_all_leave:
+            return "finished"
         if rank.step < self.steps:
-            return "stopped"
+            return "save" if rank.stop == "for good" else "stopped"
         record = self.records[rank.epoch]
         assert record is not None
         return "save" if record.start.step < self.steps or self.rules.saves_again else "finished"
@@ -223,12 +228,8 @@ class ProtocolMoves(ProtocolInvariants):
             rank=None,
             seen=self.remembered(node.seen, shared.epoch),
             ended=False,
+            leaves=False,
         )
-
-    def given_up(self, node: Node) -> Node:
-        """A node whose agent has ended with another code than 0."""
-        held = node.held if self.rules.keeps_copies else frozenset[Held]()
-        return node._replace(leased=False, rank=None, fence=0, ended=True, held=held)
 
     def restored(self, state: State, i: int, record: Epoch) -> tuple[str, State]:
         node = state.nodes[i]
@@ -267,8 +268,8 @@ class ProtocolMoves(ProtocolInvariants):
             return
         if shared.refuses:
             return
-        if not state.nodes[shared.leader].leased:
-            leader = next(i for i, node in enumerate(state.nodes) if node.leased)
+        if not self.may_lead(state, shared.leader):
+            leader = next(i for i in range(self.nodes) if self.may_lead(state, i))
             yield f"node {leader} leads", state._replace(shared=shared._replace(leader=leader))
         else:
             yield from self.leaders_moves(state)
@@ -297,8 +298,10 @@ class ProtocolMoves(ProtocolInvariants):
             )
             if gone:
                 yield "the epoch is broken", state._replace(shared=shared._replace(broken=True))
-        if isinstance(move, RequestStop) and not shared.stop:
-            yield "ranks are asked to stop", state._replace(shared=shared._replace(stop=True))
+        if isinstance(move, RequestStop):
+            stop: Stop = "for good" if move.is_for_good else "plain"
+            if stop != shared.stop:
+                yield f"ranks are asked to stop: {stop}", state._replace(shared=shared._replace(stop=stop))
         if isinstance(move, Finish):
             self.check_end(state, move)
             yield f"the run ends: {move.reason}", self.over(state, move)
@@ -326,7 +329,7 @@ class ProtocolMoves(ProtocolInvariants):
         ]
         # Whoever is to be started again is out of reach until then.
         is_there = shared.lost + sum(node.ended for node in state.nodes) <= shared.tolerated
-        must_be_kept = is_there and not shared.saved
+        must_be_kept = is_there and shared.saved < len(shared.committed)
         found = self.find(left, shared)
         restore = found.restore
         if restore is None:
@@ -346,10 +349,10 @@ class ProtocolMoves(ProtocolInvariants):
         remembers = not self.rewinds or any(
             knows or not self.ancestry(shared.epoch).follows(self.ancestry(seen)) for _, _, seen, knows in left
         )
-        is_lost = restore.start.step == 0 and bool(shared.committed) and not shared.saved
+        is_lost = restore.start.step == 0 and shared.saved < len(shared.committed)
         if is_lost and remembers and shared.lost <= shared.tolerated:
             raise Violation(f"{shared.committed} was committed, and the run begins with the initial weights")
-        stopped = {node.rank.step for node in state.nodes if node.rank is not None and node.rank.status == "stopped"}
+        stopped = {node.rank.step for node in state.nodes if node.rank and self.phase(shared, node) == "stopped"}
         if not shared.broken and stopped and must_be_kept and {restore.start.step} != stopped:
             raise Violation(f"a planned stop at {stopped} goes on from step {restore.start.step}")
         index = self.record(state, move, found, left)
@@ -385,9 +388,7 @@ class ProtocolMoves(ProtocolInvariants):
         noted = shared.noted or proposal.epoch in self.after_commit
         noted_by = shared.noted_by | ({self.name(proposal.epoch)} if self.rewinds and noted else set())
         lost = max(shared.lost, shared.tolerated + 1) if proposal.gives_up else shared.lost
-        return shared._replace(
-            epoch=proposal.epoch, broken=False, stop=False, lost=lost, noted=noted, noted_by=noted_by
-        )
+        return shared._replace(epoch=proposal.epoch, broken=False, stop="", lost=lost, noted=noted, noted_by=noted_by)
 
     def store_events(self, state: State) -> Iterator[tuple[str, State]]:
         """The store goes back to an earlier record, or takes no writes for a while, in which agents give up."""
@@ -398,7 +399,7 @@ class ProtocolMoves(ProtocolInvariants):
                 back = shared._replace(
                     epoch=index,
                     broken=False,
-                    stop=False,
+                    stop="",
                     noted=name in shared.noted_by,
                     went_back=True,
                     rewinds=shared.rewinds - 1,
@@ -413,7 +414,7 @@ class ProtocolMoves(ProtocolInvariants):
                 if not node.leased or (node.rank is not None and node.rank.status not in ("stopped", "finished")):
                     continue
                 if node.rank is not None and node.rank.status == "finished":
-                    if not shared.saved:
+                    if shared.saved < node.rank.step:
                         raise Violation(f"node {i} ends with exit code 0 and nothing is saved")
                     after = GONE
                 else:
@@ -486,11 +487,3 @@ class ProtocolMoves(ProtocolInvariants):
             if unit.good and unit.owner == i:
                 damaged = node._replace(held=node.held - {unit} | {unit._replace(good=False)})
                 yield f"!a byte of step {unit.step} on node {i} flips", self.with_node(hurt, i, damaged)
-
-    def after_failure(self, state: State, failed: int) -> State:
-        """The state in which a failure of a node leaves the others."""
-        return state
-
-    @staticmethod
-    def with_node(state: State, i: int, node: Node) -> State:
-        return State((*state.nodes[:i], node, *state.nodes[i + 1 :]), state.shared)

@@ -88,4 +88,6 @@ MUTANTS = {
     "numbers epochs by etcd alone": Rules(numbers_by_nodes=False),
     "takes epochs of one number for one": Rules(tells_apart=False),
     "believes a store that has forgotten a commit": Rules(doubts_commits=False),
+    "finishes without a save if all nodes leave": Rules(saves_if_all_leave=False),
+    "leaves with 0 though no node stays": Rules(stays_until_saved=False),
 }

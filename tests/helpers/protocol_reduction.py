@@ -91,11 +91,16 @@ class ReducedMoves(ProtocolMoves):
         return self.with_one_past(self.to_the_next_all_reduce(state)) if self.trains_to_the_end(state) else state
 
     def may_return(self, state: State) -> bool:
-        """Whether a node without a lease may yet come back with what it has, or the store with an earlier record."""
+        """Whether a node without a lease may yet come back with what it has, or the store with an earlier record.
+
+        Where nodes leave they may: one whose time is over is started again.
+        """
         shared = state.shared
+        if shared.leaves:
+            return True
         if self.returns or shared.rewinds or shared.went_back or shared.refusals or shared.refuses or shared.reopens:
             return True
-        return any(node.ended for node in state.nodes)
+        return any(node.ended or node.leaves for node in state.nodes)
 
     def without_copies_that_are_over(self, nodes: tuple[Node, ...], shared: Shared) -> tuple[Node, ...]:
         key = (

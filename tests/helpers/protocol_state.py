@@ -6,7 +6,7 @@ step done twice or left out is seen.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from hetero.elastic.copy_protocol import CopyProtocol
 from hetero.elastic.records import NodeInfo
@@ -15,6 +15,10 @@ from tests.helpers.elastic_epochs import node_info
 
 History = tuple[str, ...]
 """The id of the epoch of each step that was done, first to last."""
+
+
+Stop = Literal["", "plain", "for good"]
+"""No stop, one after which another epoch follows, or one after which the ranks save."""
 
 
 class Held(NamedTuple):
@@ -33,8 +37,9 @@ class Rank(NamedTuple):
 
     epoch: index of its epoch's record.
     protocol: what its ``CopyProtocol`` knows.
-    inbox: the result of an all-reduce that has not arrived yet: votes, and whether to stop.
+    inbox: the result of an all-reduce that has not arrived yet: votes, and which stop it decided on.
     status: ``run``; ``end`` (makes the last copy), ``save`` (the last step); ``stopped``, ``finished``.
+    stop: the one that its ranks have decided on.
     failed: its part of the pending step cannot become whole.
     """
 
@@ -42,9 +47,10 @@ class Rank(NamedTuple):
     step: int
     history: History
     protocol: tuple[Any, ...]
-    inbox: tuple[float, bool] | None
+    inbox: tuple[float, Stop] | None
     status: str
     failed: bool = False
+    stop: Stop = ""
 
 
 class Node(NamedTuple):
@@ -53,6 +59,7 @@ class Node(NamedTuple):
     fence: the newest epoch of which it has no ranks and will start none.
     seen: index of the newest epoch that it remembers; ``knows``: that a step may have been committed.
     ended: its agent has ended with a code other than 0, and its user starts it again.
+    leaves: it has a notice.
     """
 
     up: bool
@@ -64,6 +71,7 @@ class Node(NamedTuple):
     seen: int = 0
     knows: bool = False
     ended: bool = False
+    leaves: bool = False
 
 
 class Proposal(NamedTuple):
@@ -84,15 +92,17 @@ class Shared(NamedTuple):
     epoch: index of the newest record.
     lost: failure domains lost or damaged since the newest commit; ``tolerated``: how many may be.
     noted: the store knows that a step was committed; ``noted_by``: the epochs that were made since.
-    saved: the last checkpoint is there.
+    stop: which one the ranks of the newest epoch are asked for.
+    saved: the step of the newest checkpoint, 0 for none.
     went_back: the store did, and the agents have not noticed yet.
     refuses: the store takes no writes.
     rewinds, refusals, reopens: how often the store may yet go back or refuse, and a job that was given up start again.
+    leaves: how many nodes may yet get a notice.
     """
 
     epoch: int
     broken: bool
-    stop: bool
+    stop: Stop
     leader: int
     proposals: tuple[Proposal, ...]
     failures: int
@@ -104,12 +114,13 @@ class Shared(NamedTuple):
     end: str
     noted: bool = False
     noted_by: frozenset[str] = frozenset()
-    saved: bool = False
+    saved: int = 0
     went_back: bool = False
     refuses: bool = False
     rewinds: int = 0
     refusals: int = 0
     reopens: int = 0
+    leaves: int = 0
 
 
 class State(NamedTuple):
@@ -141,6 +152,8 @@ class Rules:
     tells_apart: bool = True
     numbers_by_nodes: bool = True
     doubts_commits: bool = True
+    saves_if_all_leave: bool = True
+    stays_until_saved: bool = True
 
 
 def info(i: int, node: Node) -> NodeInfo:

@@ -18,6 +18,8 @@ CONFIGURATIONS = {
     "two nodes, one comes back": {"nodes": 2, "steps": 1, "failures": 1, "returns": 1},
     "the store goes back": {"nodes": 2, "steps": 2, "failures": 0, "returns": 0, "rewinds": 1},
     "three nodes, the store goes back": {"nodes": 3, "steps": 1, "failures": 0, "returns": 0, "rewinds": 1},
+    "nodes leave, up to all": {"nodes": 2, "steps": 2, "failures": 0, "returns": 0, "leaves": 2},
+    "nodes leave, up to all, a failure": {"nodes": 2, "steps": 1, "failures": 1, "returns": 0, "leaves": 2},
     "the store takes no writes": {"nodes": 2, "steps": 1, "failures": 1, "returns": 0, "refusals": 1},
     "a job that was given up starts again": {
         "nodes": 2,
@@ -38,6 +40,8 @@ NEEDED = {
     "numbers epochs by etcd alone": {**SMALL, "failures": 0, "rewinds": 1},
     "takes epochs of one number for one": {**SMALL, "steps": 1, "returns": 1, "rewinds": 1},
     "believes a store that has forgotten a commit": {**SMALL, "nodes": 3, "steps": 1, "failures": 0, "rewinds": 1},
+    "finishes without a save if all nodes leave": {**SMALL, "failures": 0, "leaves": 2},
+    "leaves with 0 though no node stays": {**SMALL, "failures": 0, "leaves": 2},
 }
 """What a mutant needs to be found, where that is more than a small exploration."""
 
@@ -65,8 +69,13 @@ def test_a_wrong_protocol_is_found_by_all_reductions_too(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "what",
-    [SMALL, {**SMALL, "failures": 0, "rewinds": 1}, {**SMALL, "reopens": 1, "min_nodes": 2}],
-    ids=["failures", "the store goes back", "starts again"],
+    [
+        SMALL,
+        {**SMALL, "failures": 0, "rewinds": 1},
+        {**SMALL, "reopens": 1, "min_nodes": 2},
+        {**SMALL, "steps": 1, "leaves": 1},
+    ],
+    ids=["failures", "the store goes back", "starts again", "nodes leave"],
 )
 def test_the_orders_that_are_left_out_lead_nowhere_else(what: dict[str, int]) -> None:
     """With and without them, leaders can decide on the same epochs."""
