@@ -251,7 +251,7 @@ def claimed_folder(folder: Path, *, job: str) -> Iterator[None]:
     """Work with a folder as its only agent, while the block lasts.
 
     Copies that an earlier agent of the same job has left stay, as they are what a run goes on from; those of another
-    job are deleted. The folder is private to its user.
+    job are deleted: ask :func:`owner_of_copies` first. The folder is private to its user.
 
     Raises:
         ConfigError: another agent works with it, it is somebody else's, or it holds what no agent has put there.
@@ -299,12 +299,16 @@ def claimed_folder(folder: Path, *, job: str) -> Iterator[None]:
 
 
 def owner_of_copies(folder: Path) -> str | None:
-    """Return the job that the copies in a folder are of, as :func:`claimed_folder` had it; ``None`` without any."""
+    """Return the job that the copies in a folder are of, as :func:`claimed_folder` had it.
+
+    Returns:
+        ``None`` where there are no copies; empty where nothing says whose they are.
+    """
     if not epochs_in(folder):
         return None
     with contextlib.suppress(ConfigError):
         return load(_Owner, folder / _JOB).job
-    return None
+    return ""
 
 
 def delete_folder(folder: Path) -> None:

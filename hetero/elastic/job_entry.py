@@ -61,16 +61,22 @@ class JobEntry:
         return self._token
 
     def check_copies(self, owner: str) -> None:
-        """Refuse to delete copies of an earlier job of this name, unless ``hetero elastic forget`` has freed them.
+        """Refuse to delete copies of another job, unless ``hetero elastic forget`` has freed those of this name.
 
         Raises:
-            ConfigError: etcd does not know the job that the copies of this node are of.
+            ConfigError: the folder of this node has copies of a job of another name, or of one that etcd does not know.
         """
         options = self._options
         before = owner_of_copies(options.folder)
-        if before in (None, owner) or not before.startswith(f"{options.job} "):
+        if before in (None, owner):
             return
-        if f"forgotten/{before.removeprefix(f'{options.job} ')}" not in self._membership.state.revisions:
+        job, _, mark = before.rpartition(" ")
+        if job != options.job:
+            raise ConfigError(
+                f"{options.folder}: has copies of {f'job {job}' if job else 'a job that its job.json does not name'}; "
+                "go on with that job, name another folder (--copies), or delete this one to give its copies up"
+            )
+        if f"forgotten/{mark}" not in self._membership.state.revisions:
             raise ConfigError(
                 f"{options.folder}: has copies of an earlier job {options.job}, of which etcd at "
                 f"{', '.join(options.etcd.urls)} knows nothing; start etcd with the data of that job to go on from "

@@ -228,6 +228,20 @@ async def etcd_has_lost_the_job_that_the_copies_are_of(story: Story) -> None:
     await story.begin()
 
 
+@row(End.REFUSED, 2, "has copies of job another; go on with that job")
+async def the_folder_has_copies_of_a_job_of_another_name(story: Story) -> None:
+    (story.options.folder / "epoch_00000001").mkdir(parents=True)
+    (story.options.folder / "job.json").write_text('{"job": "another 0123456789abcdef"}')
+    await story.begin()
+
+
+@row(End.REFUSED, 2, "has copies of a job that its job.json does not name")
+async def the_folder_does_not_say_whose_its_copies_are(story: Story) -> None:
+    (story.options.folder / "epoch_00000001").mkdir(parents=True)
+    (story.options.folder / "job.json").write_bytes(b"")
+    await story.begin()
+
+
 @row(End.REFUSED, 2, "node a is in job")
 async def another_agent_has_the_place_after_an_eviction(story: Story) -> None:
     await story.join()
