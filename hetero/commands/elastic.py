@@ -432,9 +432,13 @@ def _run_forget(args: argparse.Namespace) -> int:
     if state.token is None:
         raise _no_such_job(args)
     if not store.forget():
+        state = store.read()
+        unreadable = [problem for key, problem in state.unreadable.items() if key.startswith("nodes/")]
+        if not state.nodes and unreadable:
+            raise ConfigError(f"{'; '.join(unreadable)}; end the agent that wrote it, or delete that key if none did")
         raise ConfigError(
-            f"job {args.job} has the nodes {', '.join(store.read().nodes)}; end their agents first (hetero elastic "
-            "leave NODE), or wait until the leases of lost ones are over"
+            f"job {args.job} has the nodes {', '.join(state.nodes)}; end their agents first (hetero elastic leave "
+            "NODE), or wait until the leases of lost ones are over"
         )
     print(
         f"etcd knows job {args.job} no more: agents under this name begin another run, and each deletes what copies of "

@@ -26,6 +26,9 @@ _HOST = "127.0.0.1"
 
 _LOOK_EVERY_S = 0.2
 
+_LEASES_END_WITHIN_S = 60.0
+"""Of the nodes of an earlier run, whose agents are gone: counted on top of ``--lease``, which may have been another."""
+
 
 def run_on_this_machine(args: argparse.Namespace) -> int:
     """Start etcd and the agents, and wait for their end; returns the exit code of the job.
@@ -98,7 +101,12 @@ def _check_kept_run(args: argparse.Namespace, store: JobStore, *, data: Path, co
     again = f"to begin again, delete {data} and {', '.join(map(str, copies))}"
     if state.outcome is not None and state.outcome.exit_code == 0:
         # It was ended before it had removed this itself; leases of its nodes may last for a while.
+        until_s = time.monotonic() + args.lease + _LEASES_END_WITHIN_S
         while not store.forget():
+            if time.monotonic() >= until_s:
+                raise ConfigError(
+                    f"{data} has job {args.job}, which has finished, and keys of nodes that stay in etcd; {again}"
+                )
             time.sleep(_LOOK_EVERY_S)
         return
     has_begun = state.outcome is None and state.epoch_revision > state.revisions.get("settings", 0)

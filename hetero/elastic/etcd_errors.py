@@ -32,9 +32,9 @@ _REFUSAL_FIXES = (
     ),
     (
         "user name is empty",
-        "agents give no user: switch its authentication off (etcdctl auth disable), use certificates",
+        _NO_USER,
     ),
-    ("auth token", "agents give no user: switch its authentication off (etcdctl auth disable), use certificates"),
+    ("auth token", _NO_USER),
     ("permission denied", "agents need to read and write all keys under /hetero/"),
 )
 

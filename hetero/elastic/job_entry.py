@@ -20,7 +20,8 @@ from hetero.errors import ConfigError, MembershipStoreError
 _RETRY_S = 0.3
 
 _OTHERS_END_WITHIN_S = 60.0
-"""After which nodes of a job that has ended count as stuck, on top of their lease: their agents have long seen it."""
+"""After which nodes that have to go count as stuck, on top of the lease: of a job that has ended, or with the name of
+this one."""
 
 
 class JobEntry:
@@ -120,10 +121,11 @@ class JobEntry:
         """Take the place of ``node.name`` once an earlier agent of it is gone.
 
         Raises:
-            ConfigError: another agent has the place, and is alive.
+            ConfigError: another agent has the place, and is alive; or its host is silent, and its lease does not end.
             MembershipStoreError: the wait for etcd is over.
         """
         name = node.name
+        until_s = time.monotonic() + self._options.lease_s + _OTHERS_END_WITHIN_S
         while True:
             if self._membership.state.outcome is not None:
                 # The job has ended meanwhile, as the agent is about to see.
@@ -136,6 +138,12 @@ class JobEntry:
                     raise ConfigError(
                         f"node {name} is in job {self._options.job} already, at {before.host}:{before.port}; give "
                         "each agent another --node-name"
+                    )
+                if answer is ProbeAnswer.SILENT and time.monotonic() >= until_s:
+                    raise ConfigError(
+                        f"node {name} is in job {self._options.job} already, at {before.host}:{before.port}, which "
+                        "cannot be reached from here, but keeps its place; end that agent, or give this one another "
+                        "--node-name"
                     )
                 is_free = answer is ProbeAnswer.REFUSED
             try:

@@ -132,7 +132,7 @@ class Leader:
         """Make the next move; returns when to come again at the latest, on the clock of ``time.monotonic``."""
         now_s = time.monotonic()
         for task in [each for each in self._tasks.values() if each.done()]:
-            # An error that nobody has handled ends this agent, and its lease: another node leads.
+            # An unhandled error ends this agent, and its lease: another node leads.
             task.result()
         self._tasks = {name: task for name, task in self._tasks.items() if not task.done()}
         self._see(state, now_s)

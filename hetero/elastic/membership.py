@@ -410,7 +410,7 @@ class Membership:
                 self._changed.set()
 
     def _restore_report(self) -> None:
-        """Write this node's report again if somebody has deleted it or written over it: others may wait for it."""
+        """Write this node's report again if it was deleted or overwritten: others may wait for it."""
         report = self._report
         if report is not None and not self.evicted and report.node not in self.state.reports:
             with contextlib.suppress(MembershipStoreError):
@@ -442,6 +442,6 @@ def _check_readable(state: JobState, key: str) -> None:
     """Raise a ConfigError if a key cannot be read without which no node can join."""
     if (problem := state.unreadable.get(key)) is not None:
         raise ConfigError(
-            f"{problem}; write it again as it was, or give up what the job has and delete its keys (hetero elastic "
-            "forget)"
+            f"{problem}; go on with the version of megatron-hetero that began the job, or write the key again as it "
+            "was, or give up what the job has and delete its keys (hetero elastic forget)"
         )

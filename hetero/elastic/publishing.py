@@ -96,7 +96,7 @@ class Publisher:
         """Ask the store what it has, again and again for ``patience_s`` seconds; what it answers is said at once.
 
         Args:
-            waits_for_fix: a refusal is asked again, too: somebody may correct a policy meanwhile.
+            waits_for_fix: a refusal is asked again, too: a policy may be corrected meanwhile.
 
         Raises:
             ObjectStoreError: it has not answered, or refused; with what it said last.

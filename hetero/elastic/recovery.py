@@ -95,7 +95,7 @@ def newest_epochs(in_store: Ancestry, known: Iterable[Ancestry]) -> list[Ancestr
 
 
 def newest_commit(noted: int, newest: Ancestry, *, in_store: Ancestry) -> int | None:
-    """Return the newest step of a history that is known to be committed, 0 if none was; ``None`` if nobody knows.
+    """Return the newest step of a history that is known to be committed, 0 if none was; ``None`` if unknown.
 
     Args:
         noted: by the membership store, or by the leader.
@@ -138,7 +138,7 @@ class History:
 
     newest: its newest epoch.
     copies: those of its epochs.
-    committed: the newest step that was committed, 0 if none was, ``None`` if nobody knows.
+    committed: the newest step that was committed, 0 if none was, ``None`` if unknown.
     restore: its newest whole step, ``None`` if there is none though one was committed.
     """
 
@@ -267,7 +267,7 @@ def why_none_is_whole(
     """What to tell a person for whom :func:`choose_step` found no step: what is missing of the newest, and the fix.
 
     Args:
-        committed: the newest step that was, ``None`` if the membership store went back and nobody knows it.
+        committed: the newest step that was, ``None`` if the membership store went back and it is unknown.
         object_store: the job has one.
     """
     limits = last_steps(lineage)

@@ -91,7 +91,7 @@ class StepSearch:
         )
 
     def next_epoch(self, history: History) -> Ancestry:
-        """The epoch that goes on with ``history``. Nobody who is there has seen another one with its number."""
+        """The epoch that goes on with ``history``. No node that is there has seen another one with its number."""
         assert history.restore is not None
         before, start = history.newest, history.restore.start
         seen = [each.memory.newest.number for each in self.inventories.values()]

@@ -1,5 +1,6 @@
 """``hetero elastic`` as users type it."""
 
+import argparse
 import dataclasses
 import math
 import re
@@ -13,12 +14,13 @@ import psutil
 import pytest
 
 from hetero import cli
+from hetero.commands import elastic_run
 from hetero.commands.elastic import agent_options
-from hetero.commands.elastic_run import node_types
 from hetero.elastic.etcd import EtcdAddress, delete_request, put_request, wait_until_it_answers
 from hetero.elastic.events import read_events
 from hetero.elastic.job_store import JobState, JobStore
 from hetero.elastic.records import NodeReport, Notice, Outcome, RankReport, UploadSchedule
+from hetero.errors import ConfigError
 from hetero.serialization import to_json
 from tests.helpers.commands import ROOT
 from tests.helpers.elastic_epochs import epoch_of, node_info
@@ -147,13 +149,31 @@ def test_a_job_is_forgotten_unless_a_node_is_in_it(
         store.write([], [put_request(store.key(key), value)])
     assert cli.main(["elastic", "forget", *where]) == 2
     assert f"job {job} has the nodes a; end their agents first (hetero elastic leave NODE)" in capsys.readouterr().err
-    store.write([], [delete_request(store.key("nodes/a"))])
+    store.write([], [delete_request(store.key("nodes/a")), put_request(store.key("nodes/z"), "{")])
+    assert cli.main(["elastic", "forget", *where]) == 2
+    said = capsys.readouterr().err
+    assert f"etcd /hetero/{job}/nodes/z: not JSON" in said
+    assert "end the agent that wrote it, or delete that key if none did" in said
+    store.write([], [delete_request(store.key("nodes/z"))])
     assert cli.main(["elastic", "status", *where]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert f"it goes on when its agents are started again under --job {job}" in said
     assert cli.main(["elastic", "forget", *where, "--json"]) == 0
     assert '"forgotten": true' in capsys.readouterr().out
     assert [key.partition("/")[0] for key in store.read().revisions] == ["forgotten"]
+    store.close()
+
+
+def test_a_run_on_one_machine_does_not_wait_for_ever_for_nodes_of_the_one_before(
+    etcd: EtcdServer, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = JobStore(etcd.address, job)
+    for key, value in (("nodes/a", to_json(node_info("a"))), ("finished", to_json(Outcome(exit_code=0, reason="")))):
+        store.write([], [put_request(store.key(key), value)])
+    monkeypatch.setattr(elastic_run, "_LEASES_END_WITHIN_S", 0.0)
+    args = argparse.Namespace(job=job, lease=0)
+    with pytest.raises(ConfigError, match="has finished, and keys of nodes that stay in etcd; to begin again, delete"):
+        elastic_run._check_kept_run(args, store, data=tmp_path, copies=[tmp_path / "copies"])
     store.close()
 
 
@@ -292,7 +312,7 @@ def test_nodes_on_one_machine_are_those_of_the_cluster_file(flag: str, tmp_path:
     path = tmp_path / "cluster.yaml"
     path.write_text(CLUSTER)
     for words in ([flag, str(path)], [f"{flag}={path}"]):
-        assert node_types(["pretrain_gpt.py", *words, "--lr", "1"], 3) == ["box"] * 3
+        assert elastic_run.node_types(["pretrain_gpt.py", *words, "--lr", "1"], 3) == ["box"] * 3
 
 
 def test_programs_that_are_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import json
 import re
 import signal
 import tempfile
@@ -258,6 +259,14 @@ async def others_open_the_job_again_with_other_settings(story: Story) -> None:
 @row(End.REFUSED, 2, "/epoch: not JSON")
 async def a_key_that_a_new_agent_needs_cannot_be_read(story: Story) -> None:
     story.put("epoch", "{")
+    await story.begin()
+
+
+@row(End.REFUSED, 2, "/epoch: missing key 'ids'; go on with the version of megatron-hetero that began the job")
+async def an_earlier_version_began_the_job(story: Story) -> None:
+    epoch = json.loads(to_json(epoch_of([story.b])))
+    del epoch["ids"]
+    story.put("epoch", json.dumps(epoch))
     await story.begin()
 
 

@@ -17,6 +17,7 @@ from hetero.elastic.events import EventLog, read_events
 from hetero.elastic.job_entry import JobEntry
 from hetero.elastic.job_store import JobStore, token_mark
 from hetero.elastic.membership import Membership
+from hetero.elastic.node_probe import ProbeAnswer
 from hetero.elastic.records import JobSettings, Outcome
 from hetero.elastic.store_health import Trouble
 from hetero.errors import ConfigError, MembershipStoreError
@@ -180,6 +181,31 @@ def test_the_lease_that_etcd_grants_is_said_where_it_is_another(etcd: EtcdServer
             await comer.join()
             assert comer.membership.lease_s == 2
             assert any("a silent node for 2 s, not for 1 s (--lease)" in line for line in comer.shown)
+
+    asyncio.run(story())
+
+
+def test_a_place_that_a_silent_host_keeps_is_not_waited_for_without_end(
+    etcd: EtcdServer, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of an agent behind a firewall that was given the same name: it keeps its lease."""
+
+    async def silent(_: object) -> ProbeAnswer:
+        return ProbeAnswer.SILENT
+
+    monkeypatch.setattr("hetero.elastic.job_entry.probe", silent)
+    monkeypatch.setattr("hetero.elastic.job_entry._OTHERS_END_WITHIN_S", 0.0)
+
+    async def story() -> None:
+        async with ended_job(etcd, job, tmp_path) as ended:
+            ended.delete("finished")
+            comer = ended.come("a", SETTINGS)
+            await comer.enter()
+            ended.put("nodes/a", to_json(dataclasses.replace(node_info("a"), host="10.0.0.1")))
+            while "a" not in comer.membership.state.nodes:
+                await asyncio.sleep(0.02)
+            with pytest.raises(ConfigError, match=r"node a is in job .*, at 10\.0\.0\.1:1, which cannot be reached"):
+                await comer.entry.join(comer.node)
 
     asyncio.run(story())
 
