@@ -14,6 +14,7 @@ folder, its files are moved one by one, and it counts once the last of them, SHA
 The file system must be one that all hosts see, and one run at a time may save to a folder.
 """
 
+import contextlib
 import ctypes
 import errno
 import hashlib
@@ -152,10 +153,15 @@ def publish(folder: Path, *, step: int, state: CheckpointState, manifest: Manife
         _write_to_disk(partial / name, text)
     fsync(partial)
     published = step_folder(folder, step)
-    if published.exists():
-        _delete(folder, step)
+    replaced = _take_name(folder, step) if published.exists() else None
+    if replaced == published:
+        _delete_folder(replaced)
     _give_name(partial, published)
     fsync(folder)
+    if replaced is not None and replaced != published:
+        # The new one is there by now: deleting may take long, and what cannot be deleted the next run deletes.
+        with contextlib.suppress(OSError):
+            _delete_folder(replaced)
     return published
 
 
@@ -207,12 +213,11 @@ def keep_newest(
     """
     for step in published_steps(folder)[:-keep_last]:
         if step not in protected_steps:
-            _delete(folder, step, advance)
+            _delete_folder(_take_name(folder, step), advance)
 
 
-def _delete(folder: Path, step: int, advance: Callable[[], None] = lambda: None) -> None:
-    """Delete a published checkpoint, which counts no more from the first file on."""
-    deleted = _take_name(step_folder(folder, step), folder / f".step_{step:08d}.deleted")
+def _delete_folder(deleted: Path, advance: Callable[[], None] = lambda: None) -> None:
+    """Delete a folder of a checkpoint that counts no more."""
     # Its mark goes last: files under the name of a step would count without it.
     for path in sorted(deleted.iterdir(), key=lambda path: path.name == UPLOADING):
         if not path.is_dir():
@@ -221,10 +226,11 @@ def _delete(folder: Path, step: int, advance: Callable[[], None] = lambda: None)
     shutil.rmtree(deleted)
 
 
-def _take_name(published: Path, deleted: Path) -> Path:
-    """Let a checkpoint count no more; returns the folder that is to be deleted."""
+def _take_name(folder: Path, step: int) -> Path:
+    """Let the checkpoint of a step count no more; returns the folder that is to be deleted."""
+    published = step_folder(folder, step)
     try:
-        return published.rename(deleted)
+        return published.rename(folder / f".step_{step:08d}.deleted")
     except OSError as error:
         if error.errno not in REFUSALS:
             raise

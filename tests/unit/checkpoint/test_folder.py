@@ -119,6 +119,24 @@ def test_a_checkpoint_takes_the_place_of_another_one_of_its_step(
     assert names(tmp_path) == ["step_00000003"]
 
 
+def test_a_checkpoint_that_is_replaced_is_deleted_once_the_new_one_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is killed while it deletes has the new one; what cannot be deleted goes with the next run."""
+    publish(tmp_path, 3)
+
+    def refuse(path: Path, **_: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    with monkeypatch.context() as failing:
+        failing.setattr(Path, "unlink", refuse)
+        publish(tmp_path, 3)
+    assert whole_state(find_checkpoint(tmp_path, 3)) is not None
+    assert names(tmp_path) == [".step_00000003.deleted", "step_00000003"]
+    prepare(tmp_path, start_step=3)
+    assert names(tmp_path) == ["step_00000003"]
+
+
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="cannot be written"):
