@@ -168,7 +168,9 @@ class RankProcesses:
         """Ask all ranks to finish the step in hand, commit it, and end; if ``is_for_good``, to save it as well."""
         for process in self.running.values():
             if process.pid is not None and process.exitcode is None:
-                os.kill(process.pid, STOP_FOR_GOOD if is_for_good else signal.SIGTERM)
+                # The fork server takes note of an end before this process hears of it.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, STOP_FOR_GOOD if is_for_good else signal.SIGTERM)
 
     async def wait(self, seconds: float) -> None:
         """Wait until all ranks have ended by themselves, but no longer than ``seconds``."""
