@@ -93,6 +93,7 @@ class JobEntry:
             MembershipStoreError: the wait for etcd is over.
         """
         until_s = time.monotonic() + self._options.lease_s + _OTHERS_END_WITHIN_S
+        has_said = False
         while True:
             self._patience.check()
             state = self._membership.state
@@ -113,6 +114,12 @@ class JobEntry:
                 raise ConfigError(
                     f"job {self._options.job} has ended ({outcome.reason}), but its nodes {', '.join(state.nodes)} are "
                     "still there; end their agents, then start this one again"
+                )
+            elif not has_said:
+                has_said = True
+                self._show(
+                    f"hetero: job {self._options.job} has ended ({outcome.reason}); it goes on once its nodes "
+                    f"{', '.join(state.nodes)} are gone"
                 )
             # The agents of these nodes have to see the end first; and what was written has to be read.
             await asyncio.sleep(_RETRY_S)

@@ -151,6 +151,8 @@ def test_nodes_of_the_ended_job_see_its_end_first(etcd: EtcdServer, job: str, tm
             entering = asyncio.create_task(comer.enter())
             await asyncio.sleep(1.0)
             assert not entering.done()
+            (line,) = comer.shown
+            assert line.endswith("has ended (--save was full); it goes on once its nodes old are gone")
             assert ended.store.read().outcome is not None
             ended.delete("nodes/old")
             await entering
