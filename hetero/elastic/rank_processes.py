@@ -63,7 +63,9 @@ class RankOutput:
         """Show all whole lines that are new; with ``last`` what is left of a line too, and then no more."""
         for followed in self._files:
             new = followed.read()
-            whole = new if last else new[: new.rfind(b"\n") + 1]
+            # A line that is longer than what is read at once would never end.
+            is_cut = len(new) == _READ_AT_ONCE and b"\n" not in new
+            whole = new if last or is_cut else new[: new.rfind(b"\n") + 1]
             for line in whole.decode(errors="replace").splitlines():
                 self._show(f"{followed.prefix}{line}")
             followed.seen += len(whole)

@@ -25,6 +25,18 @@ def test_whole_lines_are_shown_and_the_rest_at_the_end(tmp_path: Path) -> None:
     assert shown == ["[rank 0] one", "[rank 0] two"]
 
 
+def test_a_very_long_line_does_not_hold_up_what_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a progress bar that is drawn over itself."""
+    monkeypatch.setattr("hetero.elastic.rank_processes._READ_AT_ONCE", 4)
+    shown: list[str] = []
+    output = RankOutput(shown.append)
+    output.follow(tmp_path / "rank.log", prefix="")
+    (tmp_path / "rank.log").write_text("abcdefg\nhi\n")
+    for _ in range(3):
+        output.show_new()
+    assert shown == ["abcd", "efg", "hi"]
+
+
 def test_lines_are_shown_also_of_a_file_that_was_deleted(tmp_path: Path) -> None:
     shown: list[str] = []
     output = RankOutput(shown.append)
