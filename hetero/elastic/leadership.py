@@ -231,10 +231,11 @@ def _follow(view: View, now_s: float, settings: LeaderSettings, step_time: StepT
     # Not before all that do not answer are evicted, as their loss is no failure.
     failures = failures_in_a_row(view)
     if failures >= settings.max_failures:
+        lack = "saved nothing, though all nodes leave" if view.is_stop_for_good else "committed no new step"
         return Finish(
             exit_code=1,
-            reason=f"{failures} epochs in a row broke with all their nodes there and committed no new step, the last "
-            f"because {reason}; see the log of that rank, and start the job again when its cause is removed",
+            reason=f"{failures} epochs in a row broke with all their nodes there and {lack}, the last because "
+            f"{reason}; see the log of that rank, and start the job again when its cause is removed",
         )
     return _start(view, now_s, settings, step_time, since_s=over_s, failures=failures, reason=reason)
 
@@ -332,11 +333,12 @@ def failures_in_a_row(view: View) -> int:
     """How many epochs in a row, this one included, broke with all their nodes there and committed nothing new.
 
     The loss of a node, an end as asked for, or a newly committed step is no failure; the last two begin a new row, and
-    so does the loss of all nodes, as where all agents were started again.
+    so does the loss of all nodes, as where all agents were started again. Where all nodes leave, a step that is
+    committed and not saved begins none: each try to save commits one.
     """
     assert view.epoch is not None
     as_asked = view.broken is None and view.stop_requested is not None
-    if as_asked or view.committed > view.epoch.start.step:
+    if as_asked or (view.committed > view.epoch.start.step and not view.is_stop_for_good):
         return 0
     if not (members := _members_there(view)):
         return 0

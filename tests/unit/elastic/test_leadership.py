@@ -309,6 +309,26 @@ def test_nodes_that_leave_make_one_more_epoch_if_nothing_is_saved() -> None:
     assert isinstance(move(broken), MakeEpoch)
 
 
+def test_a_save_that_fails_while_all_nodes_leave_is_tried_three_times() -> None:
+    """Each try commits a step more, which is no progress then: the job would go on for as long as it has steps."""
+    tried = all_leave(
+        over_since_s=99.0,
+        broken="rank 1 failed",
+        is_stop_for_good=True,
+        stop_requested="all nodes leave",
+        committed=TRAINING.start.step + 1,
+    )
+    for failures in (0, 1):
+        seen = dataclasses.replace(tried, epoch=dataclasses.replace(TRAINING, failures=failures))
+        next_epoch = move(seen)
+        assert isinstance(next_epoch, MakeEpoch)
+        assert next_epoch.failures == failures + 1
+    end = move(dataclasses.replace(tried, epoch=dataclasses.replace(TRAINING, failures=2)))
+    assert isinstance(end, Finish)
+    assert end.exit_code == 1
+    assert "3 epochs in a row broke with all their nodes there and saved nothing, though all nodes leave" in end.reason
+
+
 # Changes for the better.
 
 
