@@ -13,15 +13,20 @@ from hetero.elastic.records import ASSIGNMENT_VARIABLE, RankReport
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.serialization import to_json
+from megatron.training import error_file
 from tests.helpers.commands import MODEL
 from tests.helpers.elastic import Run
 from tests.helpers.forked_launch import run_script, say_into_files
 from tests.helpers.rank_pool import fork_server
 
+_SECONDS_FOR_RANK_0 = 2.0
+
 
 def rank_main(rank: int, port: int, folder: Path, variables: dict[str, str], argv: list[str], world_size: int) -> None:
     say_into_files(folder, rank)
     os.environ |= variables
+    # No launcher is there to end the other ranks once rank 0 has said what is wrong.
+    error_file._SECONDS_TO_REPORT = _SECONDS_FOR_RANK_0
     run_script("pretrain_gpt.py", argv, rank=rank, world_size=world_size, port=port)
 
 
