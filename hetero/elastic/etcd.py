@@ -29,13 +29,17 @@ _API = "/v3/"
 """Of etcd 3.4 and newer."""
 
 _ANSWER_WITHIN_S = 2.0
+"""After which another member is asked."""
 
-_WRITE_WITHIN_S = 5.0
-"""More than for a read, as a write waits for the disk: with a second and more for each fsync, two that meet take longer
-than what a member that stands still may take. Reads find such a member, for all threads."""
+_PATIENT_WITHIN_S = 5.0
+"""For a write, and for a read that no other member can answer. On a disk with a second and more for each fsync, two
+writes that meet take longer than 2 s, and a commit of etcd's database holds up its reads as long. A member that stands
+still is found by reads, for all threads."""
 
-_NEWS_WITHIN_S = 5.0
+_NEWS_WITHIN_S = 6.0
 """A watch that says nothing for so long is made again: its connection may have been cut without a word."""
+
+_OTHER_ANSWER = "what listens there answers in another way than etcd"
 
 _CHUNK_BYTES = 1 << 16
 """Of a watch, read at once if that much has come; less is not waited for."""
@@ -192,7 +196,8 @@ class EtcdConnection:
                 values[name] = StoredValue(data=data, revision=int(entry["mod_revision"]))
             return StoredKeys(values=values, revision=_revision(answer))
 
-        return self._call("/kv/range", {"key": _encoded(prefix), "range_end": _encoded(_end_of(prefix))}, parse)
+        request = {"key": _encoded(prefix), "range_end": _encoded(_end_of(prefix))}
+        return self._call("/kv/range", request, parse, last_within_s=_PATIENT_WITHIN_S)
 
     def transaction(
         self, *, conditions: Sequence[Mapping[str, Any]], then: Sequence[Mapping[str, Any]]
@@ -204,7 +209,7 @@ class EtcdConnection:
             lambda answer: TransactionResult(
                 succeeded=bool(answer.get("succeeded", False)), revision=_revision(answer)
             ),
-            within_s=_WRITE_WITHIN_S,
+            within_s=_PATIENT_WITHIN_S,
         )
 
     def grant(self, seconds: int) -> GrantedLease:
@@ -213,7 +218,7 @@ class EtcdConnection:
             "/lease/grant",
             {"TTL": seconds, "ID": 0},
             lambda answer: GrantedLease(number=int(answer["ID"]), seconds=int(answer["TTL"])),
-            within_s=_WRITE_WITHIN_S,
+            within_s=_PATIENT_WITHIN_S,
         )
 
     def keep_alive(self, lease: int) -> bool:
@@ -243,15 +248,12 @@ class EtcdConnection:
         """
         request = {"create_request": {"key": _encoded(prefix), "range_end": _encoded(_end_of(prefix))}}
         url = self._order.urls[0]
-        client = self._clients[url]
         self._interrupted = False
         try:
-            with client.session.post(
-                client.get_url("/watch"), json=request, stream=True, timeout=(_ANSWER_WITHIN_S, _NEWS_WITHIN_S)
+            with self._post(
+                url, "/watch", request, timeout_s=(_ANSWER_WITHIN_S, _NEWS_WITHIN_S), stream=True
             ) as response:
                 self._watched = (url, response.raw)
-                if response.status_code != requests.codes.ok:
-                    raise Etcd3Exception(response.text, f"HTTP {response.status_code} {response.reason}")
                 for line in response.iter_lines(chunk_size=_CHUNK_BYTES):
                     check_watch(line)
                     yield
@@ -284,21 +286,28 @@ class EtcdConnection:
         parse: Callable[[dict[str, Any]], T],
         *,
         within_s: float = _ANSWER_WITHIN_S,
+        last_within_s: float | None = None,
     ) -> T:
         """Ask the members one after the other until one answers.
 
         If none has, only one is asked the next time: who asks an etcd that is away does so again soon.
+
+        Args:
+            within_s: how long a member may take.
+            last_within_s: how long the last one may, after which no other is left; ``within_s`` if it is ``None``.
         """
         last: Exception | None = None
-        for url in self._order.urls[: 1 if self._is_away else None]:
-            client = self._clients[url]
-            client.timeout = within_s
+        urls = self._order.urls
+        for url in urls[: 1 if self._is_away else None]:
+            is_patient = last_within_s is not None and url == urls[-1]
             try:
-                answer = parse(client.post(client.get_url(path), json=request))
+                with self._post(url, path, request, timeout_s=last_within_s if is_patient else within_s) as response:
+                    answer = parse(response.json())
+            # A body that is no JSON raises an error of requests that is an OSError as well.
+            except (ValueError, TypeError, LookupError, AttributeError):
+                last = Etcd3Exception(None, _OTHER_ANSWER)
             except (Etcd3Exception, OSError) as error:
                 last = error
-            except (ValueError, TypeError, LookupError, AttributeError):
-                last = Etcd3Exception(None, "what listens there answers in another way than etcd")
             else:
                 self._is_away = False
                 return answer
@@ -310,6 +319,31 @@ class EtcdConnection:
         assert last is not None
         self._is_away = True
         raise self._error(last, request)
+
+    def _post(
+        self,
+        url: str,
+        path: str,
+        request: Mapping[str, Any],
+        *,
+        timeout_s: float | tuple[float, float],
+        stream: bool = False,
+    ) -> requests.Response:
+        """Send a request to a member; its answer, which has come in part if it is a stream.
+
+        Redirects are not followed: etcd makes none, and a proxy that asks for a login makes them without end.
+
+        Raises:
+            Etcd3Exception: the answer is another than 200.
+        """
+        client = self._clients[url]
+        response = client.session.post(
+            client.get_url(path), json=request, timeout=timeout_s, stream=stream, allow_redirects=False
+        )
+        if response.status_code != requests.codes.ok:
+            with response:
+                raise Etcd3Exception(response.text, f"HTTP {response.status_code} {response.reason}")
+        return response
 
     def _error(self, error: Exception, request: Mapping[str, Any]) -> MembershipStoreError | ConfigError:
         return store_error(error, self._address.urls, request_bytes=len(json.dumps(request)))
@@ -327,7 +361,7 @@ def check_watch(line: bytes) -> None:
         ended = result.get("canceled", False) or "error" in message
         words = result.get("cancel_reason") or message.get("error") or "it has ended the watch"
     except (ValueError, AttributeError):
-        raise Etcd3Exception(None, "what listens there answers in another way than etcd") from None
+        raise Etcd3Exception(None, _OTHER_ANSWER) from None
     if ended:
         raise Etcd3Exception(None, str(words))
 
@@ -361,7 +395,6 @@ def _client(url: str, address: EtcdAddress) -> Etcd3Client:
         host=str(parts.hostname),
         port=parts.port or DEFAULT_ETCD_PORT,
         protocol=parts.scheme,
-        timeout=_ANSWER_WITHIN_S,
         api_path=_API,
         session=session,
     )

@@ -107,4 +107,4 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     """An error of etcd's client, down to what the network said, of which the client itself says nothing."""
     while error is not None:
         yield error
-        error = error.__cause__ or error.__context__
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -54,7 +54,7 @@ from hetero.report.plan_wording import shape_of
 _RETRY_S = 0.3
 """After a request that etcd has not answered."""
 _MADE_EPOCH_S = 10.0
-"""Within which an epoch that was made is read again: etcd is read every 2 s, and at each change."""
+"""Within which an epoch that was made is read again: etcd is read every 3 s, and at each change."""
 
 
 @dataclass(frozen=True, kw_only=True)

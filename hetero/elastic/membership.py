@@ -27,13 +27,11 @@ from hetero.elastic.etcd import (
 from hetero.elastic.job_settings import check_settings
 from hetero.elastic.job_store import STEP_DIGITS, JobState, JobStore
 from hetero.elastic.records import Epoch, JobSettings, NodeInfo, NodeReport, Notice, Outcome, RestorePoint
-from hetero.elastic.store_health import Pauses, StoreHealth, Trouble
+from hetero.elastic.store_health import LeasePace, Pauses, StoreHealth, Trouble
 from hetero.errors import ConfigError, MembershipStoreError
 from hetero.serialization import to_compact_json, to_json
 
-_READ_AT_LEAST_EVERY_S = 2.0
-_SIGNS_OF_LIFE_PER_LEASE = 3
-"""So one or two may be lost on the way."""
+_READ_AT_LEAST_EVERY_S = 3.0
 _LASTING_WATCH_S = 5.0
 """A watch that ends sooner is taken for one that does not work: pauses between the next ones grow."""
 _NOTE_COMMITTED_EVERY_S = 1.0
@@ -389,9 +387,12 @@ class Membership:
 
     def _stay(self) -> None:
         """Keep the lease alive. While etcd is away a lease may end or not: etcd says so when it is back."""
-        is_away, asked_s = False, time.monotonic()
-        # From request to request: on a slow disk an answer may take most of a short lease.
-        while not self._closed.wait(asked_s + self.lease_s / _SIGNS_OF_LIFE_PER_LEASE - time.monotonic()):
+        is_away, asked_s, pace = False, time.monotonic(), LeasePace()
+        while True:
+            # From request to request: on a slow disk an answer may take most of a short lease.
+            pause_s = pace.pause_s(self.lease_s, asked_s, answers_reads=self._health.answers_reads.is_set())
+            if self._closed.wait(asked_s + pause_s - time.monotonic()):
+                return
             asked_s = time.monotonic()
             with self._leases_lock:
                 lease = self._lease
@@ -402,6 +403,8 @@ class Membership:
                 except MembershipStoreError:
                     is_away = True
                     continue
+                finally:
+                    pace.note_answer(self.lease_s, asked_s, took_s=time.monotonic() - asked_s)
             if self.evicted:
                 self._on_change()
             if is_away:

@@ -1,6 +1,7 @@
 """An etcd that is full or slow, refuses, went back, or is behind a proxy: what a node sees, and how often it asks."""
 
 import base64
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -17,7 +18,7 @@ from hetero.elastic.etcd import EtcdAddress, EtcdConnection, check_watch, put_re
 from hetero.elastic.job_store import JobState
 from hetero.elastic.membership import Membership
 from hetero.elastic.records import Notice
-from hetero.elastic.store_health import Pauses, StoreHealth
+from hetero.elastic.store_health import LeasePace, Pauses, StoreHealth
 from hetero.errors import ConfigError, MembershipStoreError, StoreRefusalError
 from tests.helpers.etcd import EtcdServer
 from tests.helpers.etcd_proxy import EtcdProxy
@@ -135,11 +136,11 @@ def test_requests_per_second(etcd: EtcdServer) -> None:
             assert [member.lease_s for member in members] == [3, 10]
             assert_few_requests(lambda: None)
             for proxy in proxies.values():
-                proxy.says_503 = True
+                proxy.own_answer = (503, "no server is available")
             wait_until(lambda: all(member.trouble is not None for member in members))
             assert_few_requests(fail_to_write)
             for proxy in proxies.values():
-                proxy.says_503 = False
+                proxy.own_answer = None
             wait_until(lambda: all(member.trouble is None for member in members))
             for member in members:
                 member.put_notice(Notice(node="a", reason="leave"))
@@ -147,6 +148,48 @@ def test_requests_per_second(etcd: EtcdServer) -> None:
         finally:
             for member in members:
                 member.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "words"),
+    [
+        (200, "<html>log in</html>", "what listens there answers in another way than etcd"),
+        (200, "", "what listens there answers in another way than etcd"),
+        (200, "[]", "what listens there answers in another way than etcd"),
+        (302, "", "HTTP 302 Found"),
+        (401, "<html>", "HTTP 401 Unauthorized"),
+        (502, "<html>", "HTTP 502 Bad Gateway"),
+    ],
+)
+def test_a_proxy_that_answers_by_itself(etcd: EtcdServer, status: int, text: str, words: str) -> None:
+    """It is named, and asked once for each request: a redirect to itself is not followed."""
+    with EtcdProxy(etcd.url) as proxy, contextlib.closing(EtcdConnection(EtcdAddress(urls=(proxy.url,)))) as connection:
+        proxy.own_answer = (status, text)
+        with pytest.raises(MembershipStoreError, match=rf"does not answer \({words}\)"):
+            connection.read("/job/")
+        with pytest.raises(MembershipStoreError, match=rf"does not answer \(({words}|.* ended the watch)\)"):
+            next(connection.changes("/job/"))
+        assert proxy.requests.total() == 2
+
+
+def test_a_read_waits_for_a_slow_disk_where_no_other_member_is_left(etcd: EtcdServer) -> None:
+    with EtcdProxy(etcd.url) as first, EtcdProxy(etcd.url) as second:
+        first.read_delay_s = second.read_delay_s = 2.5
+        for urls in ((first.url,), (second.url, first.url)):
+            with contextlib.closing(EtcdConnection(EtcdAddress(urls=urls))) as connection:
+                assert connection.read("/job/").revision > 0
+        assert (first.requests.total(), second.requests.total()) == (2, 1)
+
+
+def test_a_slow_etcd_gets_signs_of_life_more_often() -> None:
+    """The next wait for its disk may take most of the lease; but one that is away is not asked more often."""
+    pace = LeasePace()
+    pace.note_answer(3, 100, took_s=1.4)
+    assert pace.pause_s(3, 100, answers_reads=True) == 0.75
+    pace.note_answer(3, 100, took_s=1.6)
+    assert pace.pause_s(3, 111, answers_reads=True) == 0.375
+    assert pace.pause_s(3, 111, answers_reads=False) == 0.75
+    assert pace.pause_s(3, 112, answers_reads=True) == 0.75
 
 
 @pytest.mark.slow
@@ -157,7 +200,7 @@ def test_watches_that_end_at_once_are_made_slowly(join: Callable[..., Membership
         time.sleep(1)
         proxy.requests.clear()
         time.sleep(SECONDS)
-        assert proxy.requests["/v3/watch"] <= SECONDS / 1.25 + 2
+        assert proxy.requests["/v3/watch"] <= SECONDS / 2.0 + 2
         member.close()
 
 
@@ -319,7 +362,7 @@ def test_pauses_have_a_limit() -> None:
     for _ in range(5):
         seen.append(pauses.seconds)
         pauses.grow()
-    assert seen == [0.25, 0.5, 1.0, 1.25, 1.25]
+    assert seen == [0.25, 0.5, 1.0, 2.0, 2.0]
     pauses.reset()
     assert pauses.seconds == 0.25
 
@@ -368,11 +411,11 @@ def test_a_refusal_is_not_repeated_at_other_members(tmp_path: Path) -> None:
                 connection.read("/")
             assert (first.requests.total(), second.requests.total()) == (2, 0)
             # A proxy's answer is none of etcd's.
-            first.says_503 = True
+            first.own_answer = (503, "")
             with pytest.raises(StoreRefusalError):
                 connection.read("/")
             assert (first.requests.total(), second.requests.total()) == (3, 1)
-            second.says_503 = True
+            second.own_answer = (503, "")
             with pytest.raises(MembershipStoreError, match=r"does not answer .*Service Unavailable"):
                 connection.read("/")
             # Both were asked; from now on one at a time is.
