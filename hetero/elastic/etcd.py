@@ -299,9 +299,9 @@ class EtcdConnection:
         last: Exception | None = None
         urls = self._order.urls
         for url in urls[: 1 if self._is_away else None]:
-            is_patient = last_within_s is not None and url == urls[-1]
+            timeout_s = within_s if last_within_s is None or url != urls[-1] else last_within_s
             try:
-                with self._post(url, path, request, timeout_s=last_within_s if is_patient else within_s) as response:
+                with self._post(url, path, request, timeout_s=timeout_s) as response:
                     answer = parse(response.json())
             # A body that is no JSON raises an error of requests that is an OSError as well.
             except (ValueError, TypeError, LookupError, AttributeError):

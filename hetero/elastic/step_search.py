@@ -81,11 +81,13 @@ class StepSearch:
             in_store = Ancestry(lineage=stored.lineage)
         elif any(each.number and claimed.follows(each) for each in [in_store, *known]):
             known.append(claimed)
+        # Before the first epoch nothing is committed, so a number that is noted is of epochs that are lost.
+        noted = 0 if is_first and "committed" in state.unreadable else state.committed
         return choose_history(
             list(self.inventories.values()),
             in_store=in_store,
             known=[each for each in known if each.number],
-            noted=self._newest_stored if is_first else max(self.committed, state.committed),
+            noted=max(self._newest_stored if is_first else self.committed, noted),
             stored=stored.steps,
             bad=frozenset(BadCopy.parse(each) for each in state.bad_copies),
         )

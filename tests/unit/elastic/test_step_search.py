@@ -53,6 +53,21 @@ def test_a_search_that_found_nothing_is_done_again_when_a_node_comes() -> None:
     assert history.restore.sources == {"a": ("a",), "b": ("b",)}
 
 
+def test_a_job_that_has_committed_does_not_start_from_initial_weights_though_its_epoch_is_lost() -> None:
+    """As where somebody has deleted that key, and no node has copies. A note that cannot be read says nothing."""
+    none = Inventory(node="a", steps=(), units_of_epoch={}, id_of_epoch={}, memory=NodeMemory())
+    for state, starts in (
+        (JobState(), True),
+        (JobState(committed=1, unreadable={"committed": "no number"}), True),
+        (JobState(committed=8), False),
+    ):
+        found = search()
+        found.inventories = {"a1": none}
+        assert (asyncio.run(found.find(state)) is not None) == starts
+    assert found.lack is not None
+    assert found.lack.reason.startswith("no step is whole among a, and step 8 had been committed")
+
+
 def test_the_number_of_an_epoch_is_larger_than_all_that_were_seen() -> None:
     given_up = Ancestry(ids={1: "another", 7: "x"}, lineage={1: INITIAL_WEIGHTS, 7: INITIAL_WEIGHTS})
     found = search()
