@@ -88,18 +88,29 @@ class EtcdPatience:
             self._show(f"hetero: etcd is needed now; {limit}")
         self._has_said_trouble, self._has_said_limit = True, self._has_said_limit or is_needed
         if (deadline_s := self.deadline_s) is not None and time.monotonic() >= deadline_s:
-            raise MembershipStoreError(f"{trouble.problem}; waited for {self._waits_s:g} s (--wait-for-etcd)")
+            raise self._gave_up(trouble.problem)
 
     async def insist(self, request: Callable[[], T]) -> T:
         """Make a request in a thread, again and again while it fails.
+
+        An etcd that does some requests and fails this one, as with a disk that is too slow, is no better than one that
+        fails all of them.
 
         Raises:
             MembershipStoreError: etcd was needed, and the wait for it is over.
             EndError: etcd has older data than it had.
         """
+        failed_s = math.inf
         while True:
             try:
                 return await asyncio.to_thread(request)
-            except MembershipStoreError:
+            except MembershipStoreError as error:
                 self.check()
+                failed_s = min(failed_s, time.monotonic())
+                needed_s = math.inf if self._needed_since_s is None else self._needed_since_s
+                if time.monotonic() >= max(failed_s, needed_s) + self._waits_s:
+                    raise self._gave_up(str(error)) from None
                 await asyncio.sleep(_RETRY_S)
+
+    def _gave_up(self, problem: str) -> MembershipStoreError:
+        return MembershipStoreError(f"{problem}; waited for {self._waits_s:g} s (--wait-for-etcd)")

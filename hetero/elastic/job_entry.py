@@ -15,7 +15,7 @@ from hetero.elastic.job_store import JobState
 from hetero.elastic.membership import Membership
 from hetero.elastic.node_probe import ProbeAnswer, probe
 from hetero.elastic.records import NodeInfo
-from hetero.errors import ConfigError, MembershipStoreError
+from hetero.errors import ConfigError
 
 _RETRY_S = 0.3
 
@@ -153,11 +153,8 @@ class JobEntry:
                         "--node-name"
                     )
                 is_free = answer is ProbeAnswer.REFUSED
-            try:
-                if is_free and await asyncio.to_thread(self._membership.join, node):
-                    break
-            except MembershipStoreError:
-                self._patience.check()
+            if is_free and await self._patience.insist(functools.partial(self._membership.join, node)):
+                break
             await asyncio.sleep(_RETRY_S)
         if (granted_s := self._membership.lease_s) != self._options.lease_s:
             self._show(

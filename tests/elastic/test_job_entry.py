@@ -259,6 +259,19 @@ def test_what_is_wrong_with_etcd_is_said_once_and_that_it_is_over(
     assert [event.kind for event in read_events(tmp_path / "events.jsonl")] == ["etcd_away", "etcd_back"]
 
 
+def test_a_request_that_keeps_failing_ends_the_wait_though_others_succeed(
+    patience: Callable[..., tuple],  # type: ignore[type-arg]
+) -> None:
+    """As of an etcd whose disk is too slow: now and then something is done, so that there is no trouble that lasts."""
+    waits, _, _ = patience(0.5)
+
+    def fail() -> None:
+        raise MembershipStoreError("timed out")
+
+    with pytest.raises(MembershipStoreError, match=r"timed out; waited for 0.5 s \(--wait-for-etcd\)"):
+        asyncio.run(waits.insist(fail))
+
+
 def test_who_trains_waits_for_etcd_without_limit(patience: Callable[..., tuple]) -> None:  # type: ignore[type-arg]
     """The limit counts from the later of two: when the trouble began, and when etcd was needed."""
     waits, membership, shown = patience(0.0)
