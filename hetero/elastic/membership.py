@@ -337,6 +337,8 @@ class Membership:
                     if self._closed.is_set():
                         break
             except MembershipStoreError:
+                # If etcd is away, the thread that reads finds that at once, and no other watch is asked for.
+                self._changed.set()
                 if time.monotonic() > began_s + _LASTING_WATCH_S:
                     pauses.reset()
                 self._closed.wait(pauses.seconds)
