@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hetero.elastic.agent_options import AgentOptions
     from hetero.elastic.etcd import EtcdAddress
     from hetero.elastic.job_store import JobState
+    from hetero.elastic.records import Outcome
     from hetero.elastic.stragglers import StragglerSettings
 
 DEFAULT_ETCD = "http://127.0.0.1:2379"
@@ -320,7 +321,7 @@ def _run_status(args: argparse.Namespace) -> int:
     for problem in state.unreadable.values():
         print(problem)
     if state.outcome is not None:
-        print(_way_on(args, state.outcome.exit_code))
+        print(_way_on(args, state.outcome))
     # The token opens the copies of all nodes.
     answer(args, lambda: {"job": args.job, "state": dataclasses.replace(state, token=None)})
     return 0
@@ -330,14 +331,15 @@ def _no_such_job(args: argparse.Namespace) -> ConfigError:
     return ConfigError(f"etcd at {args.etcd} knows no job {args.job}; give the --job that its agents were given")
 
 
-def _way_on(args: argparse.Namespace, exit_code: int) -> str:
-    """What to do after a job has ended with ``exit_code``."""
+def _way_on(args: argparse.Namespace, outcome: "Outcome") -> str:
+    """What to do after a job has ended."""
     from hetero.elastic.ends import forget_command
 
     forget = forget_command(etcd_address(args), args.job)
-    if exit_code == 0:
+    if outcome.exit_code == 0 and not outcome.resumes:
         return f"to use its name again: {forget}"
-    return f"it goes on when its agents are started again under --job {args.job}; to give it up: {forget}"
+    flags = " with the same flags" if outcome.resumes else ""
+    return f"it goes on when its agents are started again under --job {args.job}{flags}; to give it up: {forget}"
 
 
 def _status_table(job: str, state: "JobState") -> Table:

@@ -259,6 +259,8 @@ class Agent:
         """Do what the state of the job asks of this node; until when there is nothing else to do."""
         self._entry.check_job(state)
         if state.outcome is not None:
+            if self._leaving.notice is None:
+                self._entry.check_begins_again(state)
             if state.outcome.exit_code == 0:
                 # They have said that they have finished, and are about to end.
                 await self._ranks.wait(_LAST_S)
@@ -275,7 +277,7 @@ class Agent:
         try:
             await self._delete_bad_copies(state)
             is_over = not self._ranks.running and (state.epoch is None or self._ended >= state.epoch.number)
-            saves = self._problem is not None and self._problem.saves
+            saves = self._problem is not None and self._problem.run.save is not None
             if (end := await self._leaving.end_if_due(state, is_over_here=is_over, saves=saves)) is not None:
                 self._outcome = end
                 return None
@@ -482,8 +484,12 @@ def run_agent(options: AgentOptions) -> int:
         sys.stdout.flush()
 
     async def live() -> int:
-        agent = Agent(options, show=show)
-        end = await agent.run()
+        while True:
+            agent = Agent(options, show=show)
+            end = await agent.run()
+            if end.kind is not End.JOB_BEGINS_AGAIN:
+                break
+            show(f"hetero: {end.reason}")
         message = end.message(job=options.job, folder=options.folder, committed=agent.committed)
         if end.exit_code == 0:
             show(f"hetero: {message}")

@@ -35,6 +35,8 @@ class End(enum.Enum):
     """Something about this node, its flags or its folders is wrong."""
     JOB_IS_OVER = ("job_is_over", 2)
     """The job had finished before this agent came."""
+    JOB_BEGINS_AGAIN = ("job_begins_again", 1)
+    """The job of this node is over or forgotten, and begins again with it: this agent starts once more."""
     TOKEN_LOST = ("token_lost", 2)
     """etcd has lost the data of the job, or has another job's."""
     WENT_BACK = ("went_back", 2)
@@ -54,7 +56,9 @@ class End(enum.Enum):
         return self.value[1]
 
 
-_HAVE_THEIR_OWN_FIX = frozenset({End.REFUSED, End.JOB_IS_OVER, End.TOKEN_LOST, End.ETCD_AWAY_AT_START})
+HAVE_THEIR_OWN_FIX = frozenset(
+    {End.REFUSED, End.JOB_IS_OVER, End.JOB_BEGINS_AGAIN, End.TOKEN_LOST, End.ETCD_AWAY_AT_START}
+)
 """Ends whose reasons say what to do before agents can be started again."""
 
 
@@ -89,7 +93,7 @@ class AgentEnd:
             folder: of the copies of this node.
             committed: the newest committed step that the node knows, 0 for none.
         """
-        if not self.keeps_copies or self.kind in _HAVE_THEIR_OWN_FIX or committed == 0:
+        if not self.keeps_copies or self.kind in HAVE_THEIR_OWN_FIX or committed == 0:
             return self.reason
         return (
             f"{self.reason}; the copies of this node are kept in {folder}: start the agents again under --job {job} "

@@ -118,6 +118,12 @@ def delete_request(key: str, *, prefix: bool = False) -> dict[str, Any]:
     return {"request_delete_range": {**request, "range_end": _encoded(_end_of(key))} if prefix else request}
 
 
+def delete_all_but(prefix: str, *, kept: str) -> list[dict[str, Any]]:
+    """Parts of a transaction that delete all keys that begin with ``prefix`` but not with ``kept``, which is longer."""
+    ranges = ((prefix, kept), (_end_of(kept), _end_of(prefix)))
+    return [{"request_delete_range": {"key": _encoded(key), "range_end": _encoded(end)}} for key, end in ranges]
+
+
 def is_absent(key: str, *, prefix: bool = False) -> dict[str, Any]:
     """The condition of a transaction that ``key`` is not there, or no key that begins with it."""
     request = {"key": _encoded(key), "target": "CREATE", "result": "EQUAL", "create_revision": 0}

@@ -1,4 +1,4 @@
-"""Takes a node's place in its job: waits for etcd, agrees on settings, opens an ended job again, and joins."""
+"""Takes a node's place in its job: waits for etcd, agrees on settings, has an ended job go on, and joins."""
 
 import asyncio
 import functools
@@ -10,11 +10,11 @@ from hetero.elastic.copy_folder import owner_of_copies
 from hetero.elastic.ends import End, EndError, forget_command
 from hetero.elastic.etcd_patience import EtcdPatience
 from hetero.elastic.events import EventLog
-from hetero.elastic.job_settings import check_settings
-from hetero.elastic.job_store import JobState
+from hetero.elastic.job_settings import check_settings, settings_differences
+from hetero.elastic.job_store import JobState, token_mark
 from hetero.elastic.membership import Membership
 from hetero.elastic.node_probe import ProbeAnswer, probe
-from hetero.elastic.records import NodeInfo
+from hetero.elastic.records import NodeInfo, Outcome
 from hetero.errors import ConfigError
 
 _RETRY_S = 0.3
@@ -42,22 +42,34 @@ class JobEntry:
         self._events = events
         self._show = show
         self._token = ""
+        self._has_said = False
         self._unreadable: set[str] = set()
 
     async def claim_token(self) -> str:
         """Find the job, or begin it, once etcd answers; returns the job's token.
 
+        A job that ended before its last step is begun again, from its last checkpoint.
+
         Raises:
             EndError: the job has finished.
-            ConfigError: it has other settings, or keys that cannot be read.
+            ConfigError: it has other settings, or keys that cannot be read; or nodes of the ended job do not go.
             MembershipStoreError: the wait for etcd is over.
         """
         # Agents may be started before their etcd.
         state = await self._patience.insist(self._membership.start)
+        until_s = self._others_end_by_s()
+        while (outcome := state.outcome) is not None and outcome.exit_code == 0:
+            self._check_resumes(state, outcome)
+            forget = functools.partial(self._membership.forget, state)
+            if self._has_no_node(state, outcome, until_s) and await self._patience.insist(forget):
+                self._show(
+                    f"hetero: job {self._options.job} had ended ({outcome.reason}); it begins again, from the newest "
+                    "checkpoint"
+                )
+            await asyncio.sleep(_RETRY_S)
+            state = self._membership.state
         if state.outcome is None:
             await self._agree()
-        elif state.outcome.exit_code == 0:
-            raise self._is_over(state)
         self._token = await self._patience.insist(self._membership.claim_token)
         return self._token
 
@@ -77,7 +89,7 @@ class JobEntry:
                 f"{options.folder}: has copies of {f'job {job}' if job else 'a job that its job.json does not name'}; "
                 "go on with that job, name another folder (--copies), or delete this one to give its copies up"
             )
-        if f"forgotten/{mark}" not in self._membership.state.revisions:
+        if mark not in self._membership.state.forgotten:
             raise ConfigError(
                 f"{options.folder}: has copies of an earlier job {options.job}, of which etcd at "
                 f"{', '.join(options.etcd.urls)} knows nothing; start etcd with the data of that job to go on from "
@@ -92,17 +104,12 @@ class JobEntry:
             ConfigError: others have opened it again with other settings, or nodes of the ended job do not go.
             MembershipStoreError: the wait for etcd is over.
         """
-        until_s = time.monotonic() + self._options.lease_s + _OTHERS_END_WITHIN_S
-        has_said = False
-        while True:
-            self._patience.check()
-            state = self._membership.state
-            if (outcome := state.outcome) is None:
-                await self._agree()
-                return
+        until_s = self._others_end_by_s()
+        while (outcome := (state := self._membership.state).outcome) is not None:
             if outcome.exit_code == 0:
-                raise self._is_over(state)
-            if not state.nodes:
+                self.check_begins_again(state)
+                raise self._is_over(outcome)
+            if self._has_no_node(state, outcome, until_s):
                 settings, revision = self._options.settings, state.outcome_revision
                 reopen = functools.partial(self._membership.reopen, revision, settings)
                 if await self._patience.insist(reopen):
@@ -110,19 +117,22 @@ class JobEntry:
                         f"hetero: job {self._options.job} had ended ({outcome.reason}); it goes on with the program, "
                         "flags and versions of this agent"
                     )
-            elif time.monotonic() >= until_s:
-                raise ConfigError(
-                    f"job {self._options.job} has ended ({outcome.reason}), but its nodes {', '.join(state.nodes)} are "
-                    "still there; end their agents, then start this one again"
-                )
-            elif not has_said:
-                has_said = True
-                self._show(
-                    f"hetero: job {self._options.job} has ended ({outcome.reason}); it goes on once its nodes "
-                    f"{', '.join(state.nodes)} are gone"
-                )
-            # The agents of these nodes have to see the end first; and what was written has to be read.
             await asyncio.sleep(_RETRY_S)
+        self._check_not_forgotten(state)
+        await self._agree()
+
+    def check_begins_again(self, state: JobState) -> None:
+        """See whether the job ends for the nodes that leave alone, and goes on with this one, which does not.
+
+        Raises:
+            EndError: it does: this agent has to start once more.
+        """
+        outcome = state.outcome
+        if outcome is None or not (outcome.resumes and state.is_stop_for_good):
+            return
+        if state.settings == self._options.settings:
+            reason = f"job {self._options.job} has ended for the nodes that were in it ({outcome.reason})"
+            raise EndError(End.JOB_BEGINS_AGAIN, f"{reason}; this node stays, and begins it again")
 
     async def join(self, node: NodeInfo) -> None:
         """Take the place of ``node.name`` once an earlier agent of it is gone.
@@ -172,6 +182,7 @@ class JobEntry:
         """
         self._patience.check(epoch=0 if state.epoch is None else state.epoch.number)
         if state.token != self._token and "token" not in state.unreadable:
+            self._check_not_forgotten(state)
             raise EndError(
                 End.TOKEN_LOST,
                 f"etcd does not know the token of job {self._options.job} any more: its data is another's, or lost; "
@@ -187,11 +198,55 @@ class JobEntry:
         settings = self._options.settings
         await self._patience.insist(lambda: self._membership.agree_on_settings(settings))
 
-    def _is_over(self, state: JobState) -> EndError:
-        assert state.outcome is not None
+    def _check_not_forgotten(self, state: JobState) -> None:
+        """See that etcd still has the job whose token was claimed.
+
+        Raises:
+            EndError: it was forgotten, maybe for another of its name: this agent has to start once more.
+        """
+        if token_mark(self._token) in state.forgotten:
+            reason = f"etcd has forgotten the job {self._options.job} that this node was in, or came to"
+            raise EndError(End.JOB_BEGINS_AGAIN, f"{reason}; it starts again")
+
+    def _others_end_by_s(self) -> float:
+        return time.monotonic() + self._options.lease_s + _OTHERS_END_WITHIN_S
+
+    def _has_no_node(self, state: JobState, outcome: Outcome, until_s: float) -> bool:
+        """Whether no node of an ended job is left, whose agents have to see its end first.
+
+        Raises:
+            ConfigError: some are, and the time is over.
+            MembershipStoreError: the wait for etcd is over.
+        """
+        self._patience.check()
+        if state.nodes and time.monotonic() >= until_s:
+            raise ConfigError(
+                f"job {self._options.job} has ended ({outcome.reason}), but its nodes {', '.join(state.nodes)} are "
+                "still there; end their agents, then start this one again"
+            )
+        if state.nodes and not self._has_said:
+            self._has_said = True
+            self._show(
+                f"hetero: job {self._options.job} has ended ({outcome.reason}); it goes on once its nodes "
+                f"{', '.join(state.nodes)} are gone"
+            )
+        return not state.nodes
+
+    def _check_resumes(self, state: JobState, outcome: Outcome) -> None:
+        """See whether a job that has ended with 0 goes on from its last checkpoint with this agent.
+
+        Raises:
+            EndError: it does not.
+        """
+        if not outcome.resumes:
+            raise self._is_over(outcome)
+        if state.settings is not None and (said := settings_differences(state.settings, self._options.settings)):
+            raise self._is_over(outcome, f", but not with other settings ({'; '.join(said)})")
+
+    def _is_over(self, outcome: Outcome, but: str = "") -> EndError:
         options = self._options
         return EndError(
             End.JOB_IS_OVER,
-            f"job {options.job} is over already: {state.outcome.reason}; give another --job, or delete what etcd has "
-            f"of this one and start again: {forget_command(options.etcd, options.job)}",
+            f"job {options.job} is over already: {outcome.reason}{but}; give another --job, or delete what etcd has of "
+            f"this one and start again: {forget_command(options.etcd, options.job)}",
         )

@@ -25,6 +25,13 @@ def phase_of_node(report: NodeReport | None, node: NodeInfo, epoch: Epoch | None
     return min(phases, key=_PHASES.index)
 
 
+def finished_step(state: JobState) -> int:
+    """Return the step after which ranks of the newest epoch have finished the run, 0 if none has."""
+    number = 0 if state.epoch is None else state.epoch.number
+    ranks = [rank for report in state.reports.values() for rank in report.ranks if rank.epoch == number]
+    return max((rank.step for rank in ranks if rank.phase == "finished"), default=0)
+
+
 def all_out(view: View) -> bool:
     """Whether all ranks of the epoch have ended as they were to."""
     if view.epoch is None:

@@ -14,7 +14,7 @@
     /hetero/JOB/stored           RestorePoint, the newest step that this job has put into the object store
     /hetero/JOB/bad/COPY         a copy that its node is to delete
     /hetero/JOB/finished         Outcome
-    /hetero/JOB/forgotten/MARK   the copies of a job of this name that was forgotten, by its token, may be deleted
+    /hetero/JOB/forgotten/MARK   newest epoch of a forgotten job of this name, by its token: its copies may be deleted
 
 Each value is read by itself. One that cannot be read is named in ``JobState.unreadable`` and does not stop the rest.
 """
@@ -34,6 +34,7 @@ from hetero.elastic.etcd import (
     StoredKeys,
     StoredValue,
     TransactionResult,
+    delete_all_but,
     delete_request,
     is_absent,
     put_request,
@@ -70,6 +71,7 @@ class JobState:
     committed: the newest step that was committed, within a second; 0 for none.
     bad_copies: as ranks report them (:class:`hetero.elastic.recovery.BadCopy`), until their node has deleted them.
     stored: the newest step that the job has put into the object store.
+    forgotten: by mark (:func:`token_mark`) the newest epoch of each forgotten job of this name.
     unreadable: by key, without the job's prefix, why its value cannot be read, as a sentence for people. Of ``token``,
         ``settings``, ``epoch``, ``committed``, ``stored`` and ``finished`` the last value that could be read stays.
     revision: of the store when this was read.
@@ -90,6 +92,7 @@ class JobState:
     bad_copies: frozenset[str] = frozenset()
     stored: RestorePoint | None = None
     outcome: Outcome | None = None
+    forgotten: Mapping[str, int] = field(default_factory=dict)
     unreadable: Mapping[str, str] = field(default_factory=dict)
     revision: int = 0
     revisions: Mapping[str, int] = field(default_factory=dict)
@@ -103,6 +106,11 @@ class JobState:
     def outcome_revision(self) -> int:
         """Revision of the store when the outcome was written, 0 without one."""
         return self.revisions.get("finished", 0)
+
+    @property
+    def newest_number(self) -> int:
+        """The highest number of an epoch of this job, and of forgotten ones of its name; 0 without one."""
+        return max([0 if self.epoch is None else self.epoch.number, *self.forgotten.values()])
 
     def stays_without(self, name: str) -> bool:
         """Whether another node than ``name`` is there and does not leave."""
@@ -165,18 +173,23 @@ class JobStore:
         self.write([], [delete_request(self.key(f"notices/{node}"))])
 
     def forget(self) -> bool:
-        """Delete all keys of the job, in one transaction, unless a node is in it; returns whether none was.
+        """Delete what etcd has of the job, in one transaction, unless a node is in it; returns whether none was."""
+        return self.write([self.has_no_node()], self.forgetting(self.read())).succeeded
 
-        What stays is a mark that the copies of this job, by its token, may be deleted.
+    def has_no_node(self) -> dict[str, Any]:
+        """The condition of a transaction that no node is in the job."""
+        return is_absent(self.key("nodes/"), prefix=True)
+
+    def forgetting(self, state: JobState) -> list[dict[str, Any]]:
+        """The parts of a transaction that delete all keys of the job, which has this state.
+
+        What stays are marks that copies of this job, and of earlier ones of its name, may be deleted.
         """
-        token = self.read().token
-        no_node = is_absent(self.key("nodes/"), prefix=True)
-        if not self.write([no_node], [delete_request(self.key(""), prefix=True)]).succeeded:
-            return False
-        if token is not None:
-            # etcd takes no transaction that deletes a key and writes it.
-            self.write([], [put_request(self.key(f"forgotten/{token_mark(token)}"), "its copies may be deleted")])
-        return True
+        # etcd takes no transaction that deletes a key and writes it.
+        deleted = delete_all_but(self.key(""), kept=self.key("forgotten/"))
+        if state.token is None:
+            return deleted
+        return [*deleted, put_request(self.key(f"forgotten/{token_mark(state.token)}"), str(state.newest_number))]
 
     def key(self, name: str) -> str:
         """The whole name of a key of this job."""
@@ -193,7 +206,7 @@ class JobStore:
         number = epoch.number if epoch is not None else 0
         nodes = reading.of_nodes("nodes/", NodeInfo, lambda node: node.name)
         leader = reading.words("leader")
-        committed = reading.value("committed", _step) or 0
+        committed = reading.value("committed", _number) or 0
         if "committed" in reading.unreadable:
             # That the key is there means that something was committed.
             committed = max(committed, 1)
@@ -212,6 +225,7 @@ class JobStore:
             bad_copies=frozenset(reading.bad_copies()),
             stored=reading.single("stored", RestorePoint),
             outcome=reading.single("finished", Outcome),
+            forgotten=reading.forgotten(),
             unreadable=reading.unreadable,
             revision=keys.revision,
             revisions={key: stored.revision for key, stored in keys.values.items()},
@@ -268,6 +282,11 @@ class _Reading:
             else:
                 yield name
 
+    def forgotten(self) -> dict[str, int]:
+        """The newest epoch of each forgotten job, 0 where it cannot be read: that the mark is there is what counts."""
+        marks = self._names_under("forgotten/")
+        return {mark: self.value(f"forgotten/{mark}", _number) or 0 for mark in marks}
+
     def words(self, key: str) -> str | None:
         """A text for people: any bytes are one."""
         if (stored := self._values.get(key)) is None:
@@ -318,7 +337,7 @@ def _token(text: str, source: str) -> str:
     return text
 
 
-def _step(text: str, source: str) -> int:
+def _number(text: str, source: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= STEP_DIGITS):
-        raise ConfigError(f"{source}: no number of a step: {text[:_MAX_SHOWN]!r}")
+        raise ConfigError(f"{source}: no number: {text[:_MAX_SHOWN]!r}")
     return int(text)

@@ -15,7 +15,7 @@ from pathlib import Path
 from hetero.elastic.copy_client import CopyClient
 from hetero.elastic.copy_folder import read_placement
 from hetero.elastic.events import EventLog
-from hetero.elastic.job_reports import all_out, measured_step_s, phase_of_node, wrong_input
+from hetero.elastic.job_reports import all_out, finished_step, measured_step_s, phase_of_node, wrong_input
 from hetero.elastic.job_store import JobState
 from hetero.elastic.leadership import (
     EvictNode,
@@ -111,7 +111,7 @@ class Leader:
         self._leaves_by_s: dict[str, float] = {}
         self._refused: set[str] = set()
         self._evicted: set[str] = set()
-        self._search = StepSearch(tools.publisher, tools.problem, missing_s=tools.settings.missing_s)
+        self._search = StepSearch(tools.publisher, tools.problem, missing_s=tools.settings.missing_s, show=tools.show)
         self._speeds = NodeSpeeds(tools.problem, tools.stragglers)
         self._table = PlanTable()
         self._plans: dict[_Nodes, NewPlan | None] = {}
@@ -208,7 +208,8 @@ class Leader:
             broken=state.broken,
             stop_requested=state.stop,
             is_stop_for_good=state.is_stop_for_good,
-            saves=self._tools.problem.saves,
+            run=self._tools.problem.run,
+            finished_step=finished_step(state),
             committed=self._notes.committed,
             step_s=step_s if step_s > 0 and self._notes.predicted_s is not None else None,
             no_step=self._search.lack,
@@ -356,11 +357,12 @@ class Leader:
                     "evicted", epoch=self._notes.number, detail=f"{name}: {reason}{self._problems([name])}"
                 )
                 await asyncio.to_thread(membership.evict, state.nodes[name])
-            case Finish(exit_code=code, reason=reason):
+            case Finish(exit_code=code, reason=reason, resumes=resumes):
                 if code != 0 and any(name.startswith("plan ") for name in self._tasks):
                     # Whether the model fits is not known yet; the end of the plan wakes the agent.
                     return None
-                await asyncio.to_thread(membership.finish, Outcome(exit_code=code, reason=self._with_problem(reason)))
+                outcome = Outcome(exit_code=code, reason=self._with_problem(reason), resumes=resumes)
+                await asyncio.to_thread(membership.finish, outcome)
         return None
 
     def _with_problem(self, reason: str) -> str:
@@ -382,7 +384,7 @@ class Leader:
             return
         if history is None:
             return
-        made, restore = self._search.next_epoch(history), history.restore
+        made, restore = self._search.next_epoch(history, state), history.restore
         infos = tuple(state.nodes[name] for name in move.nodes)
         plan = self._plans.get(_key(tuple(map(self._speeds.counted, infos))))
         assert restore is not None

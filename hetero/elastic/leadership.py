@@ -7,9 +7,9 @@ nodes or the end of the run changes anything.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from hetero.elastic.records import Epoch, NodeInfo, RankPhase
+from hetero.elastic.records import Epoch, NodeInfo, RankPhase, RunFlags
 
 StepTime = Callable[[tuple[NodeInfo, ...]], float | None]
 """Predicted seconds of a step on these nodes under the best plan known, ``None`` where the model does not fit them.
@@ -17,11 +17,6 @@ StepTime = Callable[[tuple[NodeInfo, ...]], float | None]
 Asked at most twice per move, with the nodes in the order of their names."""
 
 _OUT = frozenset({"stopped", "finished"})
-
-_SAVED = (
-    "all nodes leave, and the ranks have saved the step in hand; to go on from it, start agents with --load under "
-    "another --job"
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +90,8 @@ class View:
     broken: why it is, in somebody's words; ``None`` if nobody said so.
     stop_requested: why its ranks were asked to stop, ``None`` if they were not.
     is_stop_for_good: they were asked to save the step in hand as well.
-    saves: the run has a folder for checkpoints.
+    run: how long the run is, and where its checkpoints go.
+    finished_step: after which the ranks of the newest epoch have finished the run, 0 as long as none has.
     committed: the newest step of this epoch that was committed, 0 for none.
     step_s: seconds of a step of this epoch now, to be held against predictions; ``None`` while it is not known.
     no_step: why there is no step to go on from; ``None`` if there is one, or if the leader has not looked yet.
@@ -110,7 +106,8 @@ class View:
     broken: str | None = None
     stop_requested: str | None = None
     is_stop_for_good: bool = False
-    saves: bool = False
+    run: RunFlags = field(default_factory=RunFlags)
+    finished_step: int = 0
     committed: int = 0
     step_s: float | None = None
     no_step: LackOfStep | None = None
@@ -157,10 +154,11 @@ class EvictNode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finish:
-    """End the run on all nodes with this exit code."""
+    """End the run on all nodes with this exit code; see :class:`hetero.elastic.records.Outcome`."""
 
     exit_code: int
     reason: str
+    resumes: bool = False
 
 
 Move = Wait | MakeEpoch | RequestStop | EvictNode | Finish
@@ -199,10 +197,25 @@ def next_move(view: View, now_s: float, settings: LeaderSettings, step_time: Ste
     if view.epoch is None:
         return _start(view, now_s, settings, step_time, since_s=view.started_s, failures=0, reason="first start")
     if all(_phase(view, each.node.name) == "finished" for each in view.epoch.nodes):
-        return Finish(exit_code=0, reason=_SAVED if view.is_stop_for_good else "all ranks have finished")
+        return _finish(view)
     if (reason := end_of_epoch(view)) is not None:
         return _follow(view, now_s, settings, step_time, reason)
     return _keep_training(view, now_s, settings, step_time)
+
+
+def _finish(view: View) -> Finish:
+    """The end of a job whose ranks have finished: all steps are done, the flags end the run, or all nodes leave."""
+    run, step = view.run, view.finished_step
+    if step >= run.num_steps:
+        return Finish(exit_code=0, reason="all ranks have finished")
+    why = "all nodes leave" if view.is_stop_for_good else "the flags end the run"
+    reason = f"{why} after step {step} of {run.num_steps}"
+    if run.save is None:
+        return Finish(exit_code=0, reason=reason)
+    way_on = "agents that are started again under the same --job go on from it"
+    if not run.resumes:
+        way_on = f"to go on from it, give --load {run.save}"
+    return Finish(exit_code=0, reason=f"{reason}, which is saved in {run.save}; {way_on}", resumes=run.resumes)
 
 
 def _follow(view: View, now_s: float, settings: LeaderSettings, step_time: StepTime, reason: str) -> Move:
@@ -257,7 +270,7 @@ def _start(
     the others.
     """
     staying, min_nodes = _staying(view), max(settings.min_nodes, 1)
-    if not staying and view.saves and view.epoch is not None:
+    if not staying and view.run.save is not None and view.epoch is not None:
         staying, min_nodes, reason = view.nodes, 1, f"all nodes leave, and nothing is saved yet: {reason}"
     if view.epoch is None or not _members_there(view):
         newest_s = max((node.since_s for node in staying.values()), default=now_s)
@@ -293,7 +306,7 @@ def _keep_training(view: View, now_s: float, settings: LeaderSettings, step_time
     if deadlines:
         leaves_by_s, name = min(deadlines)
         needed_s = settings.commit_s + (view.step_s or 0.0)
-        is_for_good = view.saves and not _staying(view)
+        is_for_good = view.run.save is not None and not _staying(view)
         stop = RequestStop(reason="all nodes leave" if is_for_good else f"node {name} leaves", is_for_good=is_for_good)
         if view.stop_requested is None and now_s + needed_s <= leaves_by_s:
             return stop

@@ -103,7 +103,8 @@ class Membership:
         for key in ("token", "epoch", "finished"):
             _check_readable(self.state, key)
         for thread in self._threads:
-            thread.start()
+            if thread.ident is None:
+                thread.start()
         return self.state
 
     def close(self) -> None:
@@ -183,6 +184,12 @@ class Membership:
             [has_revision(key("finished"), outcome_revision)],
             [delete_request(key("finished")), put_request(key("settings"), to_json(settings))],
         )
+
+    def forget(self, ended: JobState) -> bool:
+        """Delete all keys of a job that has ended, as this state says; whether it still had, and without a node."""
+        writer = self._writer
+        is_end = has_revision(writer.key("finished"), ended.outcome_revision)
+        return self._write([is_end, writer.has_no_node()], writer.forgetting(ended))
 
     def lead(self) -> bool:
         """Become the leader if no node that is there is; whether this node is now."""

@@ -9,7 +9,7 @@ from pydantic import ConfigDict
 
 from hetero.cost.runtime_model import LaunchedRuntime
 from hetero.data.cost_models import model_costs
-from hetero.elastic.records import NodeInfo
+from hetero.elastic.records import NodeInfo, RunFlags
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import Plan, Precision
 from hetero.planner.problem import Offloading, Problem
@@ -34,7 +34,7 @@ class PlanningProblem:
     time_limit_s: seconds for a plan that nobody waits for.
     offload: as of :class:`~hetero.planner.problem.Problem`.
     small_model: what computes, is copied and stored where ``model`` is emulated; ``None`` where it is not.
-    saves: the run has a folder for checkpoints (``--save``).
+    run: how long it is, and what becomes of its checkpoints.
     slower_types: the node types of the cluster that stand for stragglers, and how many times as slow these are
         (:mod:`hetero.elastic.stragglers`).
     """
@@ -54,7 +54,7 @@ class PlanningProblem:
     time_limit_s: float = Problem.time_limit_s
     offload: Offloading = Problem.offload
     small_model: ModelSpec | None = None
-    saves: bool = False
+    run: RunFlags = field(default_factory=RunFlags)
     slower_types: dict[str, float] = field(default_factory=dict)
 
     @property

@@ -414,10 +414,31 @@ class JobSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RunFlags:
+    """What the flags of a run say of its length and its checkpoints, as far as agents need it.
+
+    num_steps: of the whole run (``--train-iters``).
+    save: folder for checkpoints, ``None`` without ``--save``.
+    resumes: started again with the same flags, the run loads the newest checkpoint of ``save`` (``--load``).
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    num_steps: int = 0
+    save: str | None = None
+    resumes: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How a job ended. exit_code: of every agent."""
+    """How a job ended.
+
+    exit_code: of every agent.
+    resumes: it ended before its last step with a checkpoint, and agents with the same settings go on from that.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     exit_code: int
     reason: str
+    resumes: bool = False

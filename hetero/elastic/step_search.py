@@ -4,18 +4,32 @@ The membership store says which epoch was the newest, but it may have gone back 
 store are asked too, and the newest epoch of all of them is the one that the next follows.
 """
 
+import asyncio
+import contextlib
+import dataclasses
 import math
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from hetero.checkpoint.folder import latest_step
 from hetero.elastic.job_store import JobState
 from hetero.elastic.leadership import LackOfStep
 from hetero.elastic.object_store import StoredHistory
 from hetero.elastic.planning_problem import PlanningProblem
 from hetero.elastic.publishing import Publisher
 from hetero.elastic.records import Ancestry, Inventory
-from hetero.elastic.recovery import BadCopy, History, choose_history, lineage_of, why_none_is_whole
+from hetero.elastic.recovery import (
+    INITIAL_WEIGHTS,
+    BadCopy,
+    History,
+    Restore,
+    choose_history,
+    lineage_of,
+    why_none_is_whole,
+)
 from hetero.errors import ObjectStoreError
 
 _PATIENCE_S = 1.0
@@ -42,6 +56,7 @@ class StepSearch:
 
     Args:
         missing_s: the longest that the object store is waited for.
+        show: prints a line.
 
     Attributes:
         inventories: of the nodes that have ended their ranks of the newest epoch, by incarnation.
@@ -49,13 +64,22 @@ class StepSearch:
         committed: the newest step of which it has read that it was committed.
     """
 
-    def __init__(self, publisher: Publisher | None, problem: PlanningProblem, *, missing_s: float) -> None:
+    def __init__(
+        self,
+        publisher: Publisher | None,
+        problem: PlanningProblem,
+        *,
+        missing_s: float,
+        show: Callable[[str], None],
+    ) -> None:
         self.inventories: dict[str, Inventory] = {}
         self.made = Ancestry()
         self.committed = 0
         self._publisher = publisher
         self._problem = problem
         self._missing_s = missing_s
+        self._show = show
+        self._checkpoint = 0
         self._lack: _Lack | None = None
 
     @property
@@ -83,7 +107,7 @@ class StepSearch:
             known.append(claimed)
         # Before the first epoch nothing is committed, so a number that is noted is of epochs that are lost.
         noted = 0 if is_first and "committed" in state.unreadable else state.committed
-        return choose_history(
+        history = choose_history(
             list(self.inventories.values()),
             in_store=in_store,
             known=[each for each in known if each.number],
@@ -91,13 +115,19 @@ class StepSearch:
             stored=stored.steps,
             bad=frozenset(BadCopy.parse(each) for each in state.bad_copies),
         )
+        step = self._newest_stored if history.restore is None else history.restore.start.step
+        if is_first and not noted and self._checkpoint > step:
+            # The ranks load it, as where a job without an object store begins.
+            restore = Restore(start=INITIAL_WEIGHTS, sources={})
+            return dataclasses.replace(history, committed=0, restore=restore)
+        return history
 
-    def next_epoch(self, history: History) -> Ancestry:
+    def next_epoch(self, history: History, state: JobState) -> Ancestry:
         """The epoch that goes on with ``history``. No node that is there has seen another one with its number."""
         assert history.restore is not None
         before, start = history.newest, history.restore.start
         seen = [each.memory.newest.number for each in self.inventories.values()]
-        number = max([before.number, self.made.number, self._stored.newest_claim, *seen]) + 1
+        number = max([before.number, state.newest_number, self.made.number, self._stored.newest_claim, *seen]) + 1
         return Ancestry(
             ids={**before.ids, number: secrets.token_hex(4)}, lineage=lineage_of(number, start, before.lineage)
         )
@@ -119,6 +149,11 @@ class StepSearch:
         else:
             history = self.history(state)
             if history.restore is not None:
+                if self._newest_stored and history.newest.number == 0 and history.restore.start == INITIAL_WEIGHTS:
+                    self._show(
+                        f"hetero: the checkpoint of step {self._checkpoint} in {self._problem.run.save} is newer than "
+                        f"step {self._newest_stored} of the object store: the job begins from it"
+                    )
                 return history
             why = why_none_is_whole(
                 history.copies,
@@ -153,7 +188,18 @@ class StepSearch:
             if nothing_else:
                 raise
         if is_first:
+            self._checkpoint = await asyncio.to_thread(self._newest_checkpoint)
             await self._publisher.check_model(self._problem.trained_model)
+
+    def _newest_checkpoint(self) -> int:
+        """The step that the program's flags have a job go on from, 0 for none."""
+        run = self._problem.run
+        if not run.resumes or run.save is None:
+            return 0
+        # Ranks say what is wrong with the folder.
+        with contextlib.suppress(OSError):
+            return latest_step(Path(run.save)) or 0
+        return 0
 
     @property
     def _stored(self) -> StoredHistory:

@@ -131,7 +131,11 @@ class ElasticRank:
     @property
     def is_later_epoch(self) -> bool:
         """Whether the run was there before this epoch."""
-        return self._assignment is not None and self._assignment.epoch.number > 1
+        if self._assignment is None:
+            return False
+        # The first epoch of a job may have a higher number than 1, and may go on from an object store.
+        epoch = self._assignment.epoch
+        return len(epoch.ids) > 1 or epoch.start.step > 0
 
     def timing(self, device: torch.device) -> Timing | None:
         """What measures the computes of this rank, for its agent; ``None`` where nobody asks."""

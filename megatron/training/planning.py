@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from hetero.cost.runtime_model import LaunchedRuntime
 from hetero.distributed.rank_consensus import from_rank_0
+from hetero.elastic.records import RunFlags
 from hetero.errors import PlanError
 from hetero.output_files import check_can_be_written
 from hetero.plan.ir import Plan
@@ -64,6 +65,7 @@ def planning_problem(config: PretrainConfig, planner: PlannerConfig, model: Mode
     # The planner takes a second to load, which the other ranks need not spend.
     from hetero.elastic.planning_problem import PlanningProblem  # noqa: PLC0415
 
+    checkpoint = config.checkpoint
     return PlanningProblem(
         cluster=load(ClusterSpec, planner.cluster).with_host_memory_gib(planner.host_memory_gib),
         model=model,
@@ -77,7 +79,11 @@ def planning_problem(config: PretrainConfig, planner: PlannerConfig, model: Mode
         data_sheets=planner.data_sheets,
         time_limit_s=planner.time_limit_s,
         offload=planner.offload,
-        saves=config.checkpoint.save is not None,
+        run=RunFlags(
+            num_steps=config.run.train_iters,
+            save=None if checkpoint.save is None else str(checkpoint.save),
+            resumes=checkpoint.resumes,
+        ),
     )
 
 

@@ -143,18 +143,25 @@ def test_a_leave_of_all_nodes_saves_the_step_in_hand(
     tmp_path: Path,
     oracle: tuple[dict[int, str], dict[str, np.ndarray]],
 ) -> None:
-    with make_cluster(tmp_path, etcd, job, dict.fromkeys("ab", "box")) as nodes:
+    """And agents that are started again, with the same flags, go on from it to the end."""
+    words = elastic_words(tmp_path, steps=STEPS, load=str(tmp_path / "saved"))
+    with cluster_of(words, tmp_path, etcd, job, dict.fromkeys("ab", "box")) as nodes:
         nodes.allow(7)
         nodes.start()
         nodes.wait_for_step(7)
         leave(nodes)
         nodes.allow(STEPS)
         assert nodes.wait_for_end() == {"a": 0, "b": 0}, nodes.told()
-        assert "the ranks have saved the step in hand" in nodes.output("a")
-        losses = nodes.losses()
-    (saved,) = published_steps(tmp_path / "saved")
-    assert 7 < saved < STEPS
-    assert losses == {step: oracle[0][step] for step in range(1, saved + 1)}
+        (saved,) = published_steps(tmp_path / "saved")
+        assert 7 < saved < STEPS
+        assert f"all nodes leave after step {saved} of {STEPS}, which is saved in" in nodes.output("a")
+        assert nodes.losses() == {step: oracle[0][step] for step in range(1, saved + 1)}
+        last = nodes.state().newest_number
+        nodes.start()
+        assert nodes.wait_for_end() == {"a": 0, "b": 0}, nodes.told()
+        assert f"training goes on after step {saved}" in nodes.output("a") + nodes.output("b")
+        assert nodes.events("epoch_made")[-1].epoch == last + 1
+        assert_as_uninterrupted(nodes, tmp_path, oracle)
 
 
 @pytest.mark.rotates(every=6, turn=4)

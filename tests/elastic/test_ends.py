@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from hetero.elastic import ends
 from hetero.elastic.agent import Agent
 from hetero.elastic.agent_options import AgentOptions
 from hetero.elastic.copy_folder import inventory
@@ -276,6 +277,32 @@ async def an_agent_comes_after_the_end(story: Story) -> None:
     await story.begin()
 
 
+@row(End.JOB_BEGINS_AGAIN, 1, "this node stays, and begins it again")
+async def a_node_comes_while_all_others_leave(story: Story) -> None:
+    await story.join()
+    story.begin_epoch(story.b)
+    story.put("stop/1/for_good", "yes")
+    story.put("finished", to_json(Outcome(exit_code=0, reason="all nodes leave", resumes=True)))
+
+
+@row(End.JOB_BEGINS_AGAIN, 1, "etcd has forgotten the job")
+async def the_job_has_begun_again_while_the_node_was_away(story: Story) -> None:
+    await story.join()
+    token = story.store.read().token
+    assert token is not None
+    story.put(f"forgotten/{token_mark(token)}", "1")
+    story.put("token", "of another job")
+
+
+@row(End.FINISHED, 0, "the flags end the run after step 20 of 40")
+async def the_flags_end_the_run(story: Story) -> None:
+    await story.join()
+    story.put(
+        "finished",
+        to_json(Outcome(exit_code=0, reason="the flags end the run after step 20 of 40, which is saved", resumes=True)),
+    )
+
+
 @row(End.TOKEN_LOST, 2, "etcd does not know the token of job")
 async def etcd_loses_the_token(story: Story) -> None:
     await story.join()
@@ -468,7 +495,7 @@ def test_an_end(name: str, etcd: EtcdServer) -> None:
             if story.agent._has_joined or copies.exists():
                 assert copies.exists() == (end.exit_code != 0)
                 assert read_events(folder / "a.events.jsonl")[-1].kind == "finished"
-            if end.exit_code != 0 and story.agent._has_joined and end.kind not in (End.TOKEN_LOST, End.REFUSED):
+            if end.exit_code != 0 and story.agent._has_joined and end.kind not in ends.HAVE_THEIR_OWN_FIX:
                 assert f"start the agents again under --job {story.options.job}" in message
             if not row.own_etcd:
                 state = story.store.read()

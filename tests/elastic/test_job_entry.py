@@ -11,6 +11,7 @@ import pytest
 
 from hetero.elastic import job_entry
 from hetero.elastic.agent_options import AgentOptions
+from hetero.elastic.ends import End, EndError
 from hetero.elastic.etcd import delete_request, put_request
 from hetero.elastic.etcd_patience import EtcdPatience
 from hetero.elastic.events import EventLog, read_events
@@ -28,6 +29,8 @@ from tests.helpers.etcd import EtcdServer
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(60)]
 
 SETTINGS = JobSettings(program="pretrain_gpt.py", flags=("--save", "full"), versions={})
+FULL = Outcome(exit_code=1, reason="--save was full")
+STOPPED = Outcome(exit_code=0, reason="all nodes leave after step 9 of 40", resumes=True)
 MENDED = dataclasses.replace(SETTINGS, flags=("--save", "roomy"))
 
 
@@ -67,15 +70,15 @@ class Comer:
 
 
 class EndedJob:
-    """A job that ended with an error after its first epoch; ``come`` makes agents that come into it."""
+    """A job that ended after its first epoch, by default with an error; ``come`` makes agents that come into it."""
 
-    def __init__(self, etcd: EtcdServer, job: str, folder: Path) -> None:
+    def __init__(self, etcd: EtcdServer, job: str, folder: Path, outcome: Outcome) -> None:
         self.store = JobStore(etcd.address, job)
         for key, value in (
             ("token", "secret"),
             ("settings", to_json(SETTINGS)),
             ("epoch", to_json(epoch_of([node_info("a")]))),
-            ("finished", to_json(Outcome(exit_code=1, reason="--save was full"))),
+            ("finished", to_json(outcome)),
         ):
             self.put(key, value)
         self.comers: list[Comer] = []
@@ -94,8 +97,8 @@ class EndedJob:
 
 
 @asynccontextmanager
-async def ended_job(etcd: EtcdServer, job: str, folder: Path) -> AsyncIterator[EndedJob]:
-    ended = EndedJob(etcd, job, folder)
+async def ended_job(etcd: EtcdServer, job: str, folder: Path, outcome: Outcome = FULL) -> AsyncIterator[EndedJob]:
+    ended = EndedJob(etcd, job, folder, outcome)
     try:
         yield ended
     finally:
@@ -172,6 +175,103 @@ def test_a_node_that_does_not_go_is_named(
             with pytest.raises(ConfigError, match=r"has ended \(--save was full\), but its nodes old are still there"):
                 await ended.come("a").enter()
             assert ended.store.read().outcome is not None
+
+    asyncio.run(story())
+
+
+def test_two_agents_begin_a_job_again_that_ended_before_its_last_step(
+    etcd: EtcdServer, job: str, tmp_path: Path
+) -> None:
+    """One of them forgets it; both come into the new one. Copies of the old one, on any node, may be deleted."""
+
+    async def story() -> None:
+        async with ended_job(etcd, job, tmp_path, STOPPED) as ended:
+            ended.put(f"forgotten/{token_mark('older')}", "0")
+            ended.put("committed", f"{9:020d}")
+            comers = [ended.come(name, SETTINGS) for name in "ab"]
+            await asyncio.gather(*(comer.join() for comer in comers))
+            state = ended.store.read()
+            assert (state.outcome, state.epoch, state.committed, state.settings) == (None, None, 0, SETTINGS)
+            assert state.token not in (None, "secret")
+            assert set(state.nodes) == {"a", "b"}
+            assert state.forgotten == {token_mark("secret"): 1, token_mark("older"): 0}
+            assert state.newest_number == 1
+            assert sum("begins again, from the newest checkpoint" in line for c in comers for line in c.shown) == 1
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("outcome", "settings", "says"),
+    [
+        (
+            STOPPED,
+            MENDED,
+            r"after step 9 of 40, but not with other settings \(flags: here roomy, in the job full\); give",
+        ),
+        (dataclasses.replace(STOPPED, resumes=False), SETTINGS, "after step 9 of 40; give another --job"),
+        (Outcome(exit_code=0, reason="all ranks have finished"), SETTINGS, "is over already: all ranks have finished"),
+    ],
+)
+def test_a_job_that_ended_with_0_is_not_begun_again_otherwise(
+    outcome: Outcome, settings: JobSettings, says: str, etcd: EtcdServer, job: str, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        async with ended_job(etcd, job, tmp_path, outcome) as ended:
+            with pytest.raises(EndError, match=says) as caught:
+                await ended.come("a", settings).enter()
+            assert caught.value.kind is End.JOB_IS_OVER
+            assert f"hetero elastic forget --etcd {etcd.url} --job {job}" in str(caught.value)
+            assert ended.store.read().outcome == outcome
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("is_stop_for_good", [True, False])
+def test_an_agent_that_comes_while_a_job_ends(
+    is_stop_for_good: bool, etcd: EtcdServer, job: str, tmp_path: Path
+) -> None:
+    """It begins the job again if that ended because all others leave, and not where the flags ended the run."""
+
+    async def story() -> None:
+        async with ended_job(etcd, job, tmp_path, STOPPED) as ended:
+            ended.delete("finished")
+            comer = ended.come("a", SETTINGS)
+            await comer.entry.claim_token()
+            if is_stop_for_good:
+                ended.put("stop/1/for_good", "yes")
+            ended.put("finished", to_json(STOPPED))
+            while comer.membership.state.outcome is None:
+                await asyncio.sleep(0.02)
+            with pytest.raises(EndError) as caught:
+                await comer.entry.enter()
+            assert caught.value.kind is (End.JOB_BEGINS_AGAIN if is_stop_for_good else End.JOB_IS_OVER)
+
+    asyncio.run(story())
+
+
+def test_a_job_begins_again_once_its_nodes_are_gone(etcd: EtcdServer, job: str, tmp_path: Path) -> None:
+    """An agent that claimed the old token before starts once more."""
+
+    async def story() -> None:
+        async with ended_job(etcd, job, tmp_path, STOPPED) as ended:
+            ended.delete("finished")
+            late = ended.come("b", SETTINGS)
+            await late.entry.claim_token()
+            ended.put("finished", to_json(STOPPED))
+            ended.put("nodes/old", to_json(node_info("old")))
+            comer = ended.come("a", SETTINGS)
+            joining = asyncio.create_task(comer.join())
+            await asyncio.sleep(1.0)
+            assert not joining.done()
+            assert ended.store.read().token == "secret"
+            ended.delete("nodes/old")
+            await joining
+            while late.membership.state.token in (None, "secret"):
+                await asyncio.sleep(0.02)
+            with pytest.raises(EndError) as caught:
+                await late.entry.enter()
+            assert caught.value.kind is End.JOB_BEGINS_AGAIN
 
     asyncio.run(story())
 

@@ -48,9 +48,9 @@ def put(etcd: EtcdServer, job: str) -> Callable[[str | bytes, bytes], None]:
         ("nodes/" + "z" * 10_000, NO_TEXT, "no text in UTF-8"),
         ("bad/zz", b"bad", "does not end with NODE/EPOCH/STEP/UNIT"),
         ("stored", b'{"epoch": 1}', "missing key 'step'"),
-        ("committed", b"many", "no number of a step: 'many'"),
-        ("committed", b"9" * 5000, "no number of a step"),
-        ("committed", "\u0663".encode(), "no number of a step"),
+        ("committed", b"many", "no number: 'many'"),
+        ("committed", b"9" * 5000, "no number"),
+        ("committed", "\u0663".encode(), "no number"),
     ],
 )
 def test_a_value_that_cannot_be_read_is_named_and_stops_nothing(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hetero.checkpoint.folder import published_steps
 from hetero.elastic.job_store import JobStore
 from hetero.elastic.records import Epoch
 from tests.helpers.elastic_cluster import STEPS_FILE
@@ -153,8 +154,11 @@ def test_a_cancelled_task_leaves_comes_back_and_the_others_never_notice(slurm: S
 def test_real_agents_train_on_without_a_cancelled_task_and_with_it_again(
     slurm: SlurmCluster, etcd: EtcdServer, job: str, tmp_path: Path
 ) -> None:
-    """``pretrain_gpt.py`` in double precision; an epoch has a few steps, and then waits for what is done to it."""
-    program, *flags = elastic_words(tmp_path, steps=200)
+    """``pretrain_gpt.py`` in double precision; an epoch has a few steps, and then waits for what is done to it.
+
+    In the end all tasks are cancelled together, and go on from what they have saved when they are queued again.
+    """
+    program, *flags = elastic_words(tmp_path, steps=200, load=str(tmp_path / "saved"))
     name = f"slurm-{job}-{os.getpid()}"
     store = JobStore(etcd.address, name)
     (allowed := tmp_path / "steps").write_text("0")
@@ -205,6 +209,19 @@ def test_real_agents_train_on_without_a_cancelled_task_and_with_it_again(
         third = epoch_of(3)
         assert third.number > second.number
         assert third.start.step > second.start.step
+        array.cancel()
+        (saved,) = published_steps(tmp_path / "saved")
+        assert saved >= third.start.step + 1
+        allowed.write_text(str(saved + 2))
+
+        def go_on_together() -> bool:
+            for task in range(3):
+                if array.state(task) is None:
+                    slurm.requeue(f"{array.number}_{task}")
+            return any(f"training goes on after step {saved}" in array.said(task) for task in range(3))
+
+        until(go_on_together)
+        assert store.read().newest_number > third.number
     finally:
         array.cancel()
         for folder in Path("/dev/shm").glob(f"hetero-{name}-*"):

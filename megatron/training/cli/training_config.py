@@ -337,6 +337,11 @@ class CheckpointConfig:
         default=None,
     )
 
+    @property
+    def resumes(self) -> bool:
+        """Whether the run, started again with these flags, goes on from the newest checkpoint that it has saved."""
+        return self.load is not None and self.load == self.save and self.load_step is None and not self.finetune
+
 
 @config_dataclass
 class RunConfig:

@@ -124,6 +124,7 @@ def test_a_leader_asks_only_who_has_ended_its_ranks(incarnation: str, ended: int
             problem=None,
             stragglers=StragglerSettings(),
             wake=lambda: None,
+            show=print,
         )
         leader = Asking(NODE, tools)  # type: ignore[arg-type]
         leader._notes.number = 4

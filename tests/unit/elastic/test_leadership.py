@@ -20,7 +20,7 @@ from hetero.elastic.leadership import (
     failures_in_a_row,
     next_move,
 )
-from hetero.elastic.records import NodeInfo, RestorePoint
+from hetero.elastic.records import NodeInfo, RestorePoint, RunFlags
 from tests.helpers.elastic_epochs import epoch_of, node_info
 
 SETTINGS = LeaderSettings()
@@ -267,9 +267,12 @@ def test_a_notice_of_a_node_that_does_not_train_changes_nothing() -> None:
     assert move(view(there("a"), there("b"), there("c", leaves_by_s=101.0))) == Wait(until_s=None, reason="training")
 
 
+SAVES = RunFlags(num_steps=40, save="saved", resumes=True)
+
+
 def all_leave(**what: Any) -> View:
     nodes = [there(name, leaves_by_s=200.0, **what.pop(f"of_{name}", {})) for name in "ab"]
-    return view(*nodes, **{"saves": True, **what})
+    return view(*nodes, **{"run": SAVES, **what})
 
 
 def test_where_no_node_stays_the_step_in_hand_is_saved() -> None:
@@ -277,10 +280,34 @@ def test_where_no_node_stays_the_step_in_hand_is_saved() -> None:
     assert move(all_leave()) == stop
     asked = {"stop_requested": "all nodes leave", "is_stop_for_good": True}
     assert move(all_leave(**asked)) == Wait(until_s=200.0, reason="all nodes leave")
-    end = move(all_leave(**asked, of_a={"phase": "finished"}, of_b={"phase": "finished"}))
+    assert move(all_leave(run=RunFlags(num_steps=40))) == RequestStop(reason="node a leaves")
+
+
+@pytest.mark.parametrize(
+    ("run", "is_stop", "step", "says", "resumes"),
+    [
+        (SAVES, True, 12, "all nodes leave after step 12 of 40, which is saved in saved; agents that are sta", True),
+        (SAVES, False, 20, "the flags end the run after step 20 of 40, which is saved in saved; agents that", True),
+        (SAVES, True, 40, "all ranks have finished", False),
+        (SAVES, False, 41, "all ranks have finished", False),
+        (
+            RunFlags(num_steps=40, save="saved"),
+            True,
+            12,
+            "12 of 40, which is saved in saved; to go on from it, giv",
+            False,
+        ),
+        (RunFlags(num_steps=40), False, 20, "the flags end the run after step 20 of 40", False),
+    ],
+)
+def test_a_run_that_is_saved_before_its_last_step_may_go_on(
+    run: RunFlags, is_stop: bool, step: int, says: str, resumes: bool
+) -> None:
+    finished = {"of_a": {"phase": "finished"}, "of_b": {"phase": "finished"}, "finished_step": step}
+    end = move(all_leave(run=run, is_stop_for_good=is_stop, **finished))
     assert isinstance(end, Finish)
-    assert (end.exit_code, "saved the step in hand" in end.reason) == (0, True)
-    assert move(all_leave(saves=False)) == RequestStop(reason="node a leaves")
+    assert (end.exit_code, end.resumes) == (0, resumes)
+    assert says in end.reason
 
 
 def test_a_node_that_stays_keeps_the_job() -> None:
@@ -301,7 +328,7 @@ def test_nodes_that_leave_make_one_more_epoch_if_nothing_is_saved() -> None:
     again = all_leave(**stopped, stop_requested="node a leaves")
     assert move(again) == MakeEpoch(nodes=("a", "b"), failures=0, reason=reason)
     assert move(again, min_nodes=3) == MakeEpoch(nodes=("a", "b"), failures=0, reason=reason)
-    without_save = all_leave(**stopped, stop_requested="node a leaves", saves=False)
+    without_save = all_leave(**stopped, stop_requested="node a leaves", run=RunFlags())
     assert isinstance(move(without_save), Wait)
     broken = all_leave(
         over_since_s=99.0, broken="rank 1 failed", is_stop_for_good=True, stop_requested="all nodes leave"

@@ -3,6 +3,8 @@
 import asyncio
 import math
 import time
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from hetero.elastic.job_store import JobState
 from hetero.elastic.object_store import StoredHistory
-from hetero.elastic.records import Ancestry, HeldStep, Inventory, NodeMemory
+from hetero.elastic.records import Ancestry, HeldStep, Inventory, NodeMemory, RunFlags
 from hetero.elastic.recovery import INITIAL_WEIGHTS
 from hetero.elastic.step_search import StepSearch
 from hetero.errors import ObjectStoreError
@@ -30,8 +32,10 @@ def inventory(name: str, units: str, newest: Ancestry = FIRST.ancestry) -> Inven
     )
 
 
-def search(publisher: Any = None) -> StepSearch:
-    return StepSearch(publisher, SimpleNamespace(trained_model=None), missing_s=600.0)  # type: ignore[arg-type]
+def search(publisher: Any = None, *, resumes_in: Path | None = None, show: Callable[[str], None] = print) -> StepSearch:
+    run = RunFlags(num_steps=100, save=str(resumes_in), resumes=resumes_in is not None)
+    problem = SimpleNamespace(trained_model=None, run=run)
+    return StepSearch(publisher, problem, missing_s=600.0, show=show)  # type: ignore[arg-type]
 
 
 def test_a_search_that_found_nothing_is_done_again_when_a_node_comes() -> None:
@@ -74,8 +78,50 @@ def test_the_number_of_an_epoch_is_larger_than_all_that_were_seen() -> None:
     found.inventories = {"a1": inventory("a", "ab"), "b1": inventory("b", "", newest=given_up)}
     history = asyncio.run(found.find(STATE))
     assert history is not None
-    made = found.next_epoch(history)
+    made = found.next_epoch(history, STATE)
     assert (made.number, made.follows(FIRST.ancestry), sorted(made.lineage)) == (8, True, [1, 8])
+
+
+def test_numbers_of_epochs_go_on_from_those_of_a_forgotten_job() -> None:
+    found = search()
+    begins = JobState(forgotten={"mark": 4, "older": 2})
+    history = asyncio.run(found.find(begins))
+    assert history is not None
+    made = found.next_epoch(history, begins)
+    assert (made.number, len(made.ids)) == (5, 1)
+
+
+@pytest.mark.parametrize(("checkpoint", "is_taken"), [(7, False), (8, False), (9, True)])
+def test_a_job_begins_from_its_checkpoint_if_that_is_newer_than_the_object_store(
+    checkpoint: int, is_taken: bool, tmp_path: Path
+) -> None:
+    class Store:
+        history = StoredHistory(
+            newest_claim=3,
+            ids={3: "claimed"},
+            lineage={3: INITIAL_WEIGHTS},
+            steps=(HeldStep(epoch=3, step=8, units=frozenset("ab")),),
+        )
+        newest_step = 8
+
+        async def refresh(self, *, patience_s: float, waits_for_fix: bool) -> None: ...
+
+        async def check_model(self, _: object) -> None: ...
+
+    (tmp_path / f"step_{checkpoint:08d}").mkdir()
+    (tmp_path / f"step_{checkpoint:08d}" / "SHA256SUMS").touch()
+    shown: list[str] = []
+    found = search(Store(), resumes_in=tmp_path, show=shown.append)
+    history = asyncio.run(found.find(JobState()))
+    assert history is not None
+    assert history.restore is not None
+    assert (history.restore.start.step, history.committed) == ((0, 0) if is_taken else (8, 8))
+    assert any("checkpoint of step 9" in line and "step 8 of the object store" in line for line in shown) is is_taken
+    assert found.next_epoch(history, JobState()).number == 4
+    loads_nothing = asyncio.run(search(Store()).find(JobState()))
+    assert loads_nothing is not None
+    assert loads_nothing.restore is not None
+    assert loads_nothing.restore.start.step == 8
 
 
 def test_an_object_store_that_is_needed_and_does_not_answer_is_asked_again_and_said_at_once() -> None:
