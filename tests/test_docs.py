@@ -61,6 +61,7 @@ FOREIGN_FLAGS = frozenset(
         "--numa-binding",  # of torchrun
         "--pid",  # of py-spy
         "--quota-backend-bytes",  # of etcd
+        "--data-dir",  # of etcdctl
         "--rdzv-backend",  # of torchrun
         "--rdzv-endpoint",  # of torchrun
         "--requeue",  # of sbatch

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -171,9 +172,16 @@ def _etcd(data: Path) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     """Run an etcd with its data in a folder that stays; its address and its process.
 
     Raises:
-        ConfigError: it did not start.
+        ConfigError: it did not start, or another run works with the folder.
     """
-    data.mkdir(parents=True, exist_ok=True)
+    data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = os.open(data, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        # A second etcd would wait for the first one without a word.
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise ConfigError(f"{data}: another run works with it; end that one, or give another --job or --logs") from None
     port, peer_port = _free_ports(2)
     process = _started(etcd_command(data=data, host=_HOST, port=port, peer_port=peer_port))
     url = f"http://{_HOST}:{port}"
@@ -181,10 +189,11 @@ def _etcd(data: Path) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
         try:
             wait_until_it_answers(EtcdAddress(urls=(url,)), attempts=100, pause=lambda: time.sleep(0.1))
         except MembershipStoreError as error:
-            raise ConfigError(f"etcd did not start with its data in {data}, is another run there? {error}") from None
+            raise ConfigError(f"etcd did not start with its data in {data}: {error}") from None
         yield url, process
     finally:
         _end(process)
+        os.close(lock)
 
 
 def _started(words: list[str]) -> "subprocess.Popen[bytes]":

@@ -2,7 +2,9 @@
 
 import argparse
 import dataclasses
+import fcntl
 import math
+import os
 import re
 import signal
 import subprocess
@@ -136,6 +138,25 @@ def test_a_stopped_job_on_one_machine_goes_on_and_ends_without_its_etcd(tmp_path
     assert "all ranks of this node have finished; etcd was not told: " in again.read_text()
     assert not list(Path("/dev/shm").glob(f"hetero-{job}-*"))
     assert not (logs / "etcd" / job).exists()
+
+
+def test_a_second_run_of_a_job_on_one_machine_is_refused_at_once(
+    tmp_path: Path, job: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetero.commands.elastic_run.signal.signal", lambda *_: None)
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    program = ["tests/helpers/fake_program.py", "--hetero-cluster", str(tmp_path / "cluster.yaml")]
+    data = tmp_path / "etcd" / job
+    data.mkdir(parents=True)
+    first = os.open(data, os.O_RDONLY)
+    try:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        assert cli.main(["elastic", "run", "--job", job, "--nodes", "1", "--logs", str(tmp_path), "--", *program]) == 2
+    finally:
+        os.close(first)
+    assert (
+        f"{data}: another run works with it; end that one, or give another --job or --logs" in capsys.readouterr().err
+    )
 
 
 def test_a_job_is_forgotten_unless_a_node_is_in_it(
