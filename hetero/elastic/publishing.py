@@ -56,7 +56,7 @@ class Publisher:
     """The part of a leader that has to do with the object store; asynchronous.
 
     Args:
-        holder: under which this job claims epochs, the same for each of its leaders.
+        holder: under which each leader of this job claims epochs: the name of the job, and the mark of its token.
         keep: how many published steps stay.
         show: prints a line for people.
 
@@ -212,17 +212,23 @@ class Publisher:
     async def _delete_old(self, epoch: Epoch) -> None:
         """Delete all but the newest steps that count, and of those that do not the ones that this job has put there.
 
+        Steps of forgotten jobs of its name go as well, once it has a step of its own.
+
         Nothing of later epochs: their leader may be at work while this one does not know yet that it was evicted.
         """
         self.history = await self._store.history()
         bad = frozenset(BadCopy.parse(each) for each in self._state.bad_copies)
         counting = counting_steps(self.history.steps, lineage=epoch.lineage, bad=bad)
         old = {step for step in counting[: -self._keep] if step != epoch.start.step}
+        holders = {self._holder}
+        if counting:
+            name = self._holder.partition(" ")[0]
+            holders.update(f"{name} {mark}" for mark in self._state.forgotten)
         for held in self.history.steps:
             if (
                 held.step not in counting
                 and held.epoch <= epoch.number
-                and await self._store.holder_of(held.epoch) == self._holder
+                and await self._store.holder_of(held.epoch) in holders
             ):
                 old.add(held.step)
         if old:

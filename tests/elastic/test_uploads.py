@@ -5,7 +5,7 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -65,8 +65,18 @@ class StoredPoints:
 class TwoNodes:
     """Rank 0 on node a, rank 1 with the two other units on node b; and their leader."""
 
-    def __init__(self, folder: Path, url: str, *, every: str = "100", epoch: int = EPOCH, holder: str = "job") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        url: str,
+        *,
+        every: str = "100",
+        epoch: int = EPOCH,
+        holder: str = "job",
+        forgotten: Collection[str] = (),
+    ) -> None:
         self._folder = folder
+        self._forgotten = dict.fromkeys(forgotten, EPOCH)
         self.holder = holder
         self.store = ObjectStore(url)
         units = [
@@ -168,7 +178,7 @@ class TwoNodes:
             name: NodeReport(node=name, incarnation=name, ended=0, ranks=(), uploaded=uploads.uploaded)
             for name, uploads in self.uploads.items()
         }
-        self.publisher.follow(JobState(epoch=self.epoch, reports=reports))
+        self.publisher.follow(JobState(epoch=self.epoch, reports=reports, forgotten=self._forgotten))
 
     async def end(self) -> None:
         self.publisher.close()
@@ -496,6 +506,23 @@ def test_what_this_job_has_put_there_of_a_history_that_was_given_up_is_deleted(t
             assert nodes.commit(400)
             await nodes.until_published(400)
             assert published_steps(tmp_path / "store") == [300, 400]
+
+    run(story())
+
+
+def test_steps_of_a_forgotten_job_stay_until_the_next_one_has_its_own(tmp_path: Path, url: str) -> None:
+    async def story() -> None:
+        for epoch, mark, step in ((7, "forgotten", 300), (8, "unknown", 350)):
+            async with two_nodes(tmp_path, url, epoch=epoch, holder=f"job {mark}") as nodes:
+                assert nodes.commit(step)
+                await nodes.until_published(step)
+            (tmp_path / "a.jsonl").unlink()
+        async with two_nodes(tmp_path, url, epoch=9, holder="job new", forgotten=["forgotten"]) as nodes:
+            await nodes.until(lambda: nodes.publisher.history.newest_claim == 9)
+            assert published_steps(tmp_path / "store") == [300, 350]
+            assert nodes.commit(400)
+            await nodes.until_published(400)
+            await nodes.until(lambda: published_steps(tmp_path / "store") == [350, 400])
 
     run(story())
 
