@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from multiprocessing.context import BaseContext
@@ -17,6 +18,9 @@ T = TypeVar("T")
 
 _NICENESS = 19
 """Of plans that nobody waits for: ranks compute on the same cores."""
+
+_END_WITHIN_S = 5.0
+"""A process that was killed."""
 
 
 class PlanningService:
@@ -38,12 +42,14 @@ class PlanningService:
             return None
 
     def close(self) -> None:
-        """Drop both processes with what they are doing."""
+        """Drop both processes with what they are doing, and the threads that wait for them."""
         for pool in self._pools.values():
-            processes = list((pool._processes or {}).values())
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in processes:
+            for process in list((pool._processes or {}).values()):
                 process.kill()
+            # At its exit CPython 3.11 writes into a pipe that such a thread may close at that moment.
+            end = threading.Thread(target=pool.shutdown, kwargs={"cancel_futures": True}, daemon=True)
+            end.start()
+            end.join(_END_WITHIN_S)
         self._pools = {}
 
     async def _run(self, niceness: int, function: Callable[..., T], *args: Any, **options: Any) -> T:
