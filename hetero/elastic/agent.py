@@ -16,7 +16,7 @@ from hetero.distributed.process_output import ignore_output_errors
 from hetero.elastic.agent_options import AgentOptions
 from hetero.elastic.copy_folder import MemoryOfEpochs, claimed_folder, delete_folder, remove_copy
 from hetero.elastic.copy_server import CopyServer, server_tls
-from hetero.elastic.ends import AgentEnd, End, EndError, end_by_error, end_of, end_of_job
+from hetero.elastic.ends import AgentEnd, End, EndError, end_by_error, end_of, end_of_job, forget_command
 from hetero.elastic.etcd_patience import EtcdPatience
 from hetero.elastic.events import EventLog
 from hetero.elastic.fork_server import ForkServer
@@ -352,6 +352,7 @@ class Agent:
                 job=self._options.job,
                 token=self._token,
                 tls_certificate=None if certificate is None else str(certificate),
+                forget=forget_command(self._options.etcd, self._options.job),
                 publisher=None if self._uploads is None else self._uploads.publisher(self._membership),
                 serve_store=lambda: self._ranks.serve_store(self._options.host),
                 wake=self._wake.set,
@@ -484,12 +485,10 @@ def run_agent(options: AgentOptions) -> int:
         sys.stdout.flush()
 
     async def live() -> int:
-        while True:
-            agent = Agent(options, show=show)
-            end = await agent.run()
-            if end.kind is not End.JOB_BEGINS_AGAIN:
-                break
+        agent = Agent(options, show=show)
+        while (end := await agent.run()).kind is End.JOB_BEGINS_AGAIN:
             show(f"hetero: {end.reason}")
+            agent = Agent(options, show=show)
         message = end.message(job=options.job, folder=options.folder, committed=agent.committed)
         if end.exit_code == 0:
             show(f"hetero: {message}")

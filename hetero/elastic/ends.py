@@ -10,6 +10,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetero.elastic.copy_folder import epochs_in
 from hetero.elastic.etcd import EtcdAddress
 from hetero.errors import HeteroError, MembershipStoreError
 
@@ -95,9 +96,10 @@ class AgentEnd:
         """
         if not self.keeps_copies or self.kind in HAVE_THEIR_OWN_FIX or committed == 0:
             return self.reason
+        kept = f"the copies of this node are kept in {folder}: " if epochs_in(folder) else ""
         return (
-            f"{self.reason}; the copies of this node are kept in {folder}: start the agents again under --job {job} "
-            f"to go on from the newest whole step (step {committed} was committed)"
+            f"{self.reason}; {kept}start the agents again under --job {job} to go on from the newest whole step "
+            f"(step {committed} was committed)"
         )
 
 

@@ -65,6 +65,7 @@ class LeaderTools:
     publisher: for the object store, if the job has one.
     stragglers: when a node is planned for as a slower one.
     serve_store: starts a store for ranks on this node and returns its port.
+    forget: the command that deletes what etcd has of the job, for messages.
     show: takes a line for people.
     """
 
@@ -78,6 +79,7 @@ class LeaderTools:
     job: str
     token: str
     tls_certificate: str | None
+    forget: str
     publisher: Publisher | None
     serve_store: Callable[[], Awaitable[int]]
     wake: Callable[[], None]
@@ -111,7 +113,13 @@ class Leader:
         self._leaves_by_s: dict[str, float] = {}
         self._refused: set[str] = set()
         self._evicted: set[str] = set()
-        self._search = StepSearch(tools.publisher, tools.problem, missing_s=tools.settings.missing_s, show=tools.show)
+        self._search = StepSearch(
+            tools.publisher,
+            tools.problem,
+            missing_s=tools.settings.missing_s,
+            forget=tools.forget,
+            show=tools.show,
+        )
         self._speeds = NodeSpeeds(tools.problem, tools.stragglers)
         self._table = PlanTable()
         self._plans: dict[_Nodes, NewPlan | None] = {}
@@ -165,7 +173,7 @@ class Leader:
             self._notes = _EpochNotes(number, now_s, committed=0)
             self._search.inventories, self._plans, self._evicted = {}, {}, set()
             self._speeds.begin(state.epoch, now_s)
-            if state.epoch is not None:
+            if state.epoch is not None and self._tools.problem.is_answered_by(state.epoch.plan):
                 self._make_table(state.epoch)
         here = {node.incarnation for node in state.nodes.values()}
         self._refused &= here
@@ -279,6 +287,8 @@ class Leader:
     async def _plan(self, nodes: tuple[NodeInfo, ...], state: JobState) -> None:
         """Find the plan for ``nodes``, after the end of an epoch with the places that move the least."""
         tools, problem, planned = self._tools, self._speeds.problem, self._planned(state)
+        if planned is not None and not problem.is_answered_by(planned.plan):
+            planned = None
         restore = self._search.history(state).restore if self._search.inventories else None
         try:
             plan = await tools.planning.replan(

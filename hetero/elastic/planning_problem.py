@@ -68,6 +68,21 @@ class PlanningProblem:
             return plan
         return dataclasses.replace(plan.with_precision("fp32"), model=self.small_model)
 
+    def is_answered_by(self, plan: Plan) -> bool:
+        """Whether ranks of this run may execute ``plan``: a job may go on with other flags than its last epoch had."""
+        dropouts = (
+            (plan.hidden_dropout, self.runtime.hidden_dropout),
+            (plan.attention_dropout, self.runtime.attention_dropout),
+        )
+        return (
+            plan.model == self.model
+            and plan.seq_length == self.seq_length
+            and plan.global_batch_size == self.global_batch_size
+            and plan.precision == self.precision
+            and plan.distributed_optimizer == self.distributed_optimizer
+            and all(planned in (None, given) for planned, given in dropouts)
+        )
+
     def on(self, cluster: ClusterSpec, *, time_limit_s: float | None = None, previews: bool = False) -> Problem:
         """The question for all nodes of ``cluster``, by default with the launch's time limit.
 

@@ -39,8 +39,6 @@ _NEEDED_PATIENCE_S = 30.0
 _ASK_STORE_EVERY_S = 2.0
 """While there is nothing else to go on from."""
 
-_INSTEAD = "to go on from the last checkpoint of --save: hetero elastic forget, then start the agents with --load"
-
 
 @dataclass(frozen=True, slots=True)
 class _Lack:
@@ -56,6 +54,7 @@ class StepSearch:
 
     Args:
         missing_s: the longest that the object store is waited for.
+        forget: the command that deletes what etcd has of the job.
         show: prints a line.
 
     Attributes:
@@ -70,6 +69,7 @@ class StepSearch:
         problem: PlanningProblem,
         *,
         missing_s: float,
+        forget: str,
         show: Callable[[str], None],
     ) -> None:
         self.inventories: dict[str, Inventory] = {}
@@ -78,6 +78,7 @@ class StepSearch:
         self._publisher = publisher
         self._problem = problem
         self._missing_s = missing_s
+        self._forget = forget
         self._show = show
         self._checkpoint = 0
         self._lack: _Lack | None = None
@@ -161,7 +162,8 @@ class StepSearch:
                 committed=history.committed,
                 object_store=self._publisher is not None,
             )
-            lack = LackOfStep(reason=f"{why}; {_INSTEAD}", exit_code=1)
+            instead = f"to go on from the last checkpoint of --save: {self._forget}, then start the agents with --load"
+            lack = LackOfStep(reason=f"{why}; {instead}", exit_code=1)
         until_s = math.inf if self._publisher is None else time.monotonic() + _ASK_STORE_EVERY_S
         self._lack = _Lack(lack, among, until_s)
         return None

@@ -125,6 +125,7 @@ def test_a_leader_asks_only_who_has_ended_its_ranks(incarnation: str, ended: int
             stragglers=StragglerSettings(),
             wake=lambda: None,
             show=print,
+            forget="",
         )
         leader = Asking(NODE, tools)  # type: ignore[arg-type]
         leader._notes.number = 4

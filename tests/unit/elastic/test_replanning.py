@@ -298,3 +298,21 @@ def test_a_model_that_is_too_large_for_the_whole_cluster_says_so() -> None:
     asked = problem(model=large, data_sheets=True, profiles=(), seq_length=512)
     with pytest.raises(PlanError, match="no one type of the cluster file has enough nodes"):
         plan_for(asked, {"slow": 1})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": gpt2_model(num_layers=6)},
+        {"seq_length": 8},
+        {"global_batch_size": 48},
+        {"precision": "bf16"},
+        {"distributed_optimizer": True},
+        {"runtime": LaunchedRuntime(hidden_dropout=0.1)},
+    ],
+)
+def test_a_plan_is_kept_for_the_same_run_alone(changes: dict[str, Any]) -> None:
+    """The flags of a job may change when it goes on after an end."""
+    made = replan(problem(), [node("a"), node("b")], present=None, table=PlanTable(), held={}).plan
+    assert problem().is_answered_by(made)
+    assert not problem(**changes).is_answered_by(made)

@@ -35,7 +35,7 @@ def inventory(name: str, units: str, newest: Ancestry = FIRST.ancestry) -> Inven
 def search(publisher: Any = None, *, resumes_in: Path | None = None, show: Callable[[str], None] = print) -> StepSearch:
     run = RunFlags(num_steps=100, save=str(resumes_in), resumes=resumes_in is not None)
     problem = SimpleNamespace(trained_model=None, run=run)
-    return StepSearch(publisher, problem, missing_s=600.0, show=show)  # type: ignore[arg-type]
+    return StepSearch(publisher, problem, missing_s=600.0, forget="hetero elastic forget --job j", show=show)  # type: ignore[arg-type]
 
 
 def test_a_search_that_found_nothing_is_done_again_when_a_node_comes() -> None:
@@ -47,7 +47,7 @@ def test_a_search_that_found_nothing_is_done_again_when_a_node_comes() -> None:
     assert found.lack.reason.startswith(
         "no step is whole among a, and step 8 had been committed: of step 8 they lack b"
     )
-    assert "hetero elastic forget, then start the agents with --load" in found.lack.reason
+    assert "hetero elastic forget --job j, then start the agents with --load" in found.lack.reason
     assert found.again_s == math.inf
     found.inventories["b1"] = inventory("b", "b")
     assert found.lack is None
