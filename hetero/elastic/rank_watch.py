@@ -139,7 +139,8 @@ class RankWatch:
             )
         except OSError as error:
             # The memory that copies fill may be full; this agent has to go on serving them.
-            detail = f"cannot be started: {error}"
+            fix = "make room there, or name another folder (--copies)"
+            detail = f"cannot be started: {options.folder}: {error.strerror or error}; {fix}"
             self._take(RankReport(epoch=epoch.number, rank=self._ranks_of(epoch)[0], phase="failed", detail=detail))
             return
         names = tuple(each.node.name for each in epoch.nodes)

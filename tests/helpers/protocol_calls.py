@@ -10,13 +10,16 @@ from typing import Any
 from hetero.elastic.copy_protocol import CopyProtocol
 from hetero.elastic.leadership import LackOfStep, LeaderSettings, MakeEpoch, Move, NodeView, View, next_move
 from hetero.elastic.placement import OwnedBlock, place
-from hetero.elastic.records import Ancestry, Epoch, HeldStep, Inventory, NodeMemory, RestorePoint
+from hetero.elastic.records import Ancestry, Epoch, HeldStep, Inventory, NodeMemory, RestorePoint, RunFlags
 from hetero.elastic.recovery import INITIAL_WEIGHTS, History, Restore, choose_history
 from tests.helpers.elastic_epochs import epoch_of
 from tests.helpers.protocol_state import Held, Node, Rules, Shared, State, info
 
 Left = tuple[int, frozenset[Held], int, bool]
 """Of a node that is there: its number, its copies, the epoch that it remembers, and whether it has seen a commit."""
+
+
+_SAVES = RunFlags(save="saved")
 
 
 class _AnyName(str):
@@ -240,7 +243,7 @@ class ProtocolCalls:
                 broken="lost" if shared.broken else None,
                 stop_requested="asked" if shared.stop else None,
                 is_stop_for_good=shared.stop == "for good",
-                saves=True,
+                run=_SAVES,
                 committed=len(shared.committed),
                 step_s=1.0 / max(1, len(self.members(shared.epoch))),
                 no_step=LackOfStep(reason="no step is whole", exit_code=1) if no_step else None,
