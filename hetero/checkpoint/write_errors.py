@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from hetero.errors import CheckpointError
 
-_FREE_SOME = "free some room, keep fewer checkpoints (--keep-last)"
+_FREE_SOME = "free some room, keep fewer checkpoints (--hetero-keep-last)"
 
 _FIX: Mapping[int, str] = MappingProxyType(
     {

@@ -13,7 +13,7 @@ from hetero.checkpoint.write_errors import write_error
     ("number", "fix"),
     [
         (errno.EROFS, "mount it for writing"),
-        (errno.ENOSPC, "free some room, keep fewer checkpoints (--keep-last)"),
+        (errno.ENOSPC, "free some room, keep fewer checkpoints (--hetero-keep-last)"),
         (errno.EDQUOT, "free some room"),
         (errno.EACCES, "let user "),
         (errno.EPERM, "let user "),
