@@ -1,6 +1,7 @@
 """Measures how long a loss takes, from the kill to the end of the next step: real agents and ranks on this machine.
 
     python -m tests.bench.bench_change [--nodes 3] [--turns 5]
+    python -m tests.bench.bench_change --against FOLDER [--rounds 3]   # another checkout, in rounds with this one
 
 In turns a rank is killed, and a node with all that runs on it; that comes back, and joins, before the next turn. The
 model is tiny, so that what is measured are processes, groups and the protocol: bench_recovery has what state takes.
@@ -8,10 +9,14 @@ Needs two free cores: after a loss each rank of this machine computes where a ho
 """
 
 import argparse
+import os
+import re
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hetero.elastic.run_history import read_history
@@ -19,6 +24,7 @@ from hetero.report.elastic_run import PHASES
 from tests.helpers.elastic_cluster import ElasticCluster
 from tests.helpers.elastic_training import elastic_words
 from tests.helpers.etcd import EtcdServer
+from tests.helpers.sources import ROOT
 
 STEPS = 20_000
 
@@ -27,7 +33,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--against", type=Path, metavar="FOLDER", help="another checkout to compare with")
+    parser.add_argument("--rounds", type=int, default=3, help="jobs of each checkout with --against (default: 3)")
     args = parser.parse_args()
+    if args.against is not None:
+        compare({"this checkout": ROOT, str(args.against): args.against.resolve()}, args)
+        return
     names = [f"node{i}" for i in range(args.nodes)]
     losses: dict[str, list[tuple[int, float]]] = {"rank": [], "node": []}
     with tempfile.TemporaryDirectory(prefix="bench-change-") as made:
@@ -63,6 +74,25 @@ def main() -> None:
             f"| {what} | {statistics.median(seconds):.1f} | {', '.join(f'{each:.1f}' for each in seconds)} | "
             + " | ".join(f"{each:.2f}" for each in phases)
             + " |"
+        )
+
+
+def compare(checkouts: Mapping[str, Path], args: argparse.Namespace) -> None:
+    """Run this bench in each checkout by turns, so that other work of the machine hits all alike; print a table."""
+    words = [sys.executable, "-m", "tests.bench.bench_change", f"--nodes={args.nodes}", f"--turns={args.turns}"]
+    found: dict[tuple[str, str], list[float]] = {}
+    for _ in range(args.rounds):
+        for name, folder in checkouts.items():
+            environment = {**os.environ, "PYTHONPATH": str(folder)}
+            said = subprocess.run(words, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+            for killed, seconds in re.findall(r"^\| (rank|node) \| [\d.]+ \| ([\d., ]+) \|", said.stdout, re.MULTILINE):
+                found.setdefault((killed, name), []).extend(map(float, seconds.split(",")))
+    print("| killed | checkout | seconds to the next step: median | least | most | of |")
+    print("|---|---|--:|--:|--:|--:|")
+    for (killed, name), seconds in sorted(found.items(), reverse=True):
+        print(
+            f"| {killed} | {name} | {statistics.median(seconds):.1f} | {min(seconds):.1f} | {max(seconds):.1f} | "
+            f"{len(seconds)} |"
         )
 
 

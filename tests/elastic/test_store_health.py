@@ -1,10 +1,7 @@
 """An etcd that is full or slow, refuses, went back, or is behind a proxy: what a node sees, and how often it asks."""
 
-import base64
 import contextlib
 import dataclasses
-import itertools
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -47,29 +44,10 @@ def full_etcd(tmp_path: Path) -> Iterator[EtcdServer]:
     server.stop()
 
 
-def fill(server: EtcdServer) -> None:
-    """Write until the etcd takes no more."""
-    value = base64.b64encode(os.urandom(1 << 20)).decode()
-    for number in itertools.count():
-        key = base64.b64encode(f"/other/{number}".encode()).decode()
-        if not post(server, "kv/put", key=key, value=value).ok:
-            return
-
-
-def make_room(server: EtcdServer) -> None:
-    """Delete what was filled in, as docs/elastic.md says."""
-    first, end = (base64.b64encode(key).decode() for key in (b"/other/", b"/other0"))
-    revision = post(server, "kv/deleterange", key=first, range_end=end).json()["header"]["revision"]
-    post(server, "kv/compaction", revision=revision, physical=True).raise_for_status()
-    post(server, "maintenance/defragment").raise_for_status()
-    member = post(server, "maintenance/status").json()["header"]["member_id"]
-    post(server, "maintenance/alarm", action="DEACTIVATE", alarm="NOSPACE", memberID=member).raise_for_status()
-
-
 def test_an_etcd_without_room(join: Callable[..., Membership], full_etcd: EtcdServer) -> None:
     """Said with etcd's words; over as soon as there is room, without a write of the agent's."""
     member = join("a", address=full_etcd.address)
-    fill(full_etcd)
+    full_etcd.fill()
     with pytest.raises(StoreRefusalError, match=r"database space exceeded.*compact, defragment, and disarm"):
         member.put_notice(Notice(node="a", reason="leave"))
     trouble = member.trouble
@@ -81,7 +59,7 @@ def test_an_etcd_without_room(join: Callable[..., Membership], full_etcd: EtcdSe
     assert member.trouble is not None
     assert member.trouble.since_s == trouble.since_s
     assert not member.evicted
-    make_room(full_etcd)
+    full_etcd.free()
     wait_until(lambda: member.trouble is None)
     member.put_notice(Notice(node="a", reason="leave"))
     wait_until(lambda: "a" in member.state.notices)

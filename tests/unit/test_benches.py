@@ -17,16 +17,9 @@ from tests.helpers.bench_programs import BENCH, programs
 ROOT = Path(__file__).parents[2]
 
 NEED_TORCH = {
-    *(
-        "bench_building",
-        "bench_change",
-        "bench_copies",
-        "bench_emulation",
-        "bench_host_adamw",
-        "bench_offload",
-        "bench_offload_account",
-    ),
-    *("bench_recovery", "bench_spot_replay", "bench_token_ids", "bench_unequal_cpus", "bench_uniform"),
+    *("bench_building", "bench_change", "bench_copies", "bench_emulation", "bench_etcd_requests", "bench_host_adamw"),
+    *("bench_offload", "bench_offload_account", "bench_recovery", "bench_spot_replay", "bench_token_ids"),
+    *("bench_unequal_cpus", "bench_uniform"),
 }
 """Programs whose imports take seconds."""
 
