@@ -6,6 +6,9 @@ Each kind of fault in each phase where it can happen, on each of four ranks. A c
 processes that are forked from one that has imported everything, with two data readers per rank; no process ends the
 others when one has failed, as if each ran on a host of its own. Its kind says what has to hold after the fault
 (:class:`FaultKind`). No case may leave a process of the run, or a file that the next start does not clear away.
+
+What happens to jobs of agents follows, unless the store is in rank 0 (:mod:`.elastic_matrix`). There RANK is what is
+lost with it.
 """
 
 import argparse
@@ -32,6 +35,7 @@ import psutil
 import pytest
 
 from megatron.training.error_file import _SECONDS_TO_REPORT
+from tests.faults.elastic_matrix import ElasticCase, run_elastic_cases, runnable_cases
 from tests.helpers.forked_launch import run_script, say_into_files
 from tests.helpers.ports import free_ports
 from tests.helpers.rank_pool import fork_server
@@ -596,14 +600,25 @@ def main() -> int:
     parser.add_argument("--store-in-rank-0", action="store_true", help="as without torchrun")
     parser.add_argument("--parallel", type=int, default=4, help="cases at a time (default 4): they mostly wait")
     args = parser.parse_args()
+    # So that cases under way end what they have started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     wanted = args.only or ("-", "-", "-")
-    cases = [
-        case
-        for case in all_cases(store_in_rank_0=args.store_in_rank_0)
-        if all(want in ("-", is_) for want, is_ in zip(wanted, dataclasses.astuple(case), strict=False))
-    ]
+
+    def is_wanted(case: Case | ElasticCase) -> bool:
+        return all(want in ("-", is_) for want, is_ in zip(wanted, dataclasses.astuple(case), strict=False))
+
+    cases = [case for case in all_cases(store_in_rank_0=args.store_in_rank_0) if is_wanted(case)]
+    of_agents = [] if args.store_in_rank_0 else [case for case in runnable_cases() if is_wanted(case)]
+    failed = _run_ranks(cases, parallel=args.parallel) if cases else 0
+    # Each has three agents with a rank of their own.
+    failed += _run_agents(of_agents, parallel=(args.parallel + 1) // 2) if of_agents else 0
+    return min(failed, 1)
+
+
+def _run_ranks(cases: list[Case], *, parallel: int) -> int:
+    """Run cases of ranks, and print how each ended; returns how many failed."""
     failed, longest_s = 0, dict.fromkeys(("lost", "never arrived", "stood still"), 0.0)
-    for outcome in run_all(cases, parallel=args.parallel):
+    for outcome in run_all(cases, parallel=parallel):
         problems = outcome.problems()
         failed += bool(problems)
         case = outcome.case
@@ -625,7 +640,20 @@ def main() -> int:
     for end, seconds in longest_s.items():
         if seconds:
             print(f"  {end}: {seconds:.1f}, promised are {promised_s[end]:g}")
-    return min(failed, 1)
+    return failed
+
+
+def _run_agents(cases: list[ElasticCase], *, parallel: int) -> int:
+    """Run cases of agents, and print how each ended; returns how many failed."""
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for outcome in run_elastic_cases(cases, Path(folder), parallel=parallel):
+            failed += bool(outcome.problems)
+            codes = " ".join(f"{name}: {'hung' if code is None else code}" for name, code in outcome.codes.items())
+            verdict = "; ".join(outcome.problems) or "ok"
+            print(f"{outcome.case!s:60} ended after {outcome.ended_s:4.1f} s, {codes:20} {verdict}", flush=True)
+    print(f"{len(cases)} cases of agents, {failed} failed")
+    return failed
 
 
 if __name__ == "__main__":

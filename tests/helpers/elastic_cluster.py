@@ -28,6 +28,9 @@ STEPS_FILE = "HETERO_TEST_STEPS_FILE"
 SLOWNESS_FILE = "HETERO_TEST_SLOWNESS_FILE"
 """Names the file that says how much longer the forwards of its nodes take."""
 
+HOLD_FILE = "HETERO_TEST_HOLD_FILE"
+"""Names the file that says where ranks of :mod:`tests.helpers.fp64_program` are held."""
+
 _GONE_WITHIN_S = 10.0
 
 PATIENCE_S = 120.0
@@ -38,7 +41,7 @@ class ElasticCluster:
     """The nodes of one job; as a context it ends all of them, and checks that nothing of them is left.
 
     Args:
-        folder: for logs.
+        folder: for what agents print, and for logs if no option names another one for these.
         types: node type by name of each node that may be started.
         words: program and flags.
         options: of every agent, such as ``{"dwell": 1}``.
@@ -58,6 +61,7 @@ class ElasticCluster:
     ) -> None:
         self.job = f"{job}-{uuid.uuid4().hex[:8]}"
         self._folder = folder
+        self._logs = Path(str((options or {}).get("logs", folder)))
         self._etcd = etcd
         self._types = types
         self._words = words
@@ -72,6 +76,8 @@ class ElasticCluster:
         self._allowed.write_text("1000000")
         self._slowness = folder / "slowness.json"
         self.slow_down({})
+        self._hold = folder / "hold"
+        self.hold("")
         self.store = JobStore(etcd.address, self.job)
 
     def __enter__(self) -> "ElasticCluster":
@@ -92,7 +98,7 @@ class ElasticCluster:
             "etcd": self._etcd.url,
             "node-name": name,
             "node-type": self._types.get(name, next(iter(self._types.values()))),
-            "logs": self._folder,
+            "logs": self._logs,
             **({"host": self._hosts[name].address} if name in self._hosts else {}),
             **self._options,
             **{key.replace("_", "-"): value for key, value in options.items()},
@@ -106,6 +112,7 @@ class ElasticCluster:
                 **os.environ,
                 STEPS_FILE: str(self._allowed),
                 SLOWNESS_FILE: str(self._slowness),
+                HOLD_FILE: str(self._hold),
                 **({"GLOO_SOCKET_IFNAME": "eth0"} if name in self._hosts else {}),
             },
             host=self._hosts.get(name),
@@ -192,6 +199,22 @@ class ElasticCluster:
         """Let forwards of ``tests/helpers/fp64_program.py`` take longer, by node for each sample and layer."""
         _replace(self._slowness, json.dumps(dict(seconds)))
 
+    def hold(self, where: str) -> None:
+        """Let ranks of ``tests/helpers/fp64_program.py`` wait before its function of this name, or go on ("")."""
+        (self._folder / "held").unlink(missing_ok=True)
+        _replace(self._hold, where)
+
+    def is_held(self) -> bool:
+        """Whether a rank waits where :meth:`hold` says."""
+        return (self._folder / "held").exists()
+
+    def wait_until_held(self, *, seconds: float = PATIENCE_S) -> None:
+        """Wait until a rank waits where :meth:`hold` says."""
+        deadline = time.monotonic() + seconds
+        while not self.is_held():
+            assert time.monotonic() < deadline, f"no rank came to {self._hold.read_text()}\n{self.told()}"
+            time.sleep(0.02)
+
     def wait_for_step(self, step: int, *, seconds: float = PATIENCE_S) -> JobState:
         """Wait until all ranks of the newest epoch have done ``step``."""
 
@@ -207,7 +230,7 @@ class ElasticCluster:
         """By step, the last loss that a rank has printed for it, as it was printed."""
         found: dict[int, str] = {}
         # The names of epochs' folders come in their order.
-        for path in sorted(self._folder.glob("*/epoch_*/*.log"), key=lambda each: each.parent.name):
+        for path in sorted(self._logs.glob("*/epoch_*/*.log"), key=lambda each: each.parent.name):
             for step, loss in re.findall(r"^step +(\d+)/\d+ \| loss (\d+\.\d+)", read_log(path), re.MULTILINE):
                 found[int(step)] = loss
         return found
@@ -283,7 +306,7 @@ class ElasticCluster:
 
     def events(self, *kinds: EventKind) -> list[ElasticEvent]:
         """Of all nodes in the order of time, of some kinds or of all."""
-        found = [event for path in self._folder.glob("*.events.jsonl") for event in read_events(path)]
+        found = [event for path in self._logs.glob("*.events.jsonl") for event in read_events(path)]
         return sorted((e for e in found if not kinds or e.kind in kinds), key=lambda each: each.time_s)
 
     def wait_for_events(self, kind: EventKind, count: int, *, seconds: float = PATIENCE_S) -> None:

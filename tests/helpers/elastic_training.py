@@ -80,7 +80,9 @@ def unlike_words(folder: Path, *, steps: int, switches: tuple[str, ...] = (), **
 
 
 @functools.cache
-def uninterrupted(folder: Path, *, steps: int) -> tuple[dict[int, str], dict[str, np.ndarray]]:
+def uninterrupted(
+    folder: Path, *, steps: int, save_interval: int = 1000
+) -> tuple[dict[int, str], dict[str, np.ndarray]]:
     """Losses and state of one process."""
     layout = UniformLayout(
         model=MODEL,
@@ -92,7 +94,8 @@ def uninterrupted(folder: Path, *, steps: int) -> tuple[dict[int, str], dict[str
         precision="fp64",
     )
     save(uniform_plan(layout), folder / "one.json")
-    run = forked(1, saving_flags(folder / "saved", steps=steps, hetero_plan=str(folder / "one.json")), script=PROGRAM)
+    changes = {"hetero_plan": str(folder / "one.json"), "save_interval": str(save_interval)}
+    run = forked(1, saving_flags(folder / "saved", steps=steps, **changes), script=PROGRAM)
     assert run.returncode == 0, run.stderr
     losses = re.findall(r"step +(\d+)/\d+ \| loss (\d+\.\d+)", run.stdout)
     return {int(step): loss for step, loss in losses}, saved_state(folder / "saved", step=steps)
