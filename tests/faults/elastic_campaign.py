@@ -4,10 +4,11 @@
     python -m tests.faults.elastic_campaign --seed 17                     # one run again, with what all said
 
 A seed says which nodes there are, how they train, and which faults come when (:mod:`.elastic_scenarios`). Every run
-ends with the losses and weights of one uninterrupted process to 1e-9, or with an end of the table below; afterwards no
-process, folder of copies, namespace or mount is left. A kept folder has each run's result as ``seed_N.json``. As root
-on a Linux that allows it, nodes are network namespaces with links that are cut, and their memory is a small file system
-that gets full.
+ends with the losses and weights of one uninterrupted process to 1e-9, or with an end of the table below. After such an
+end nodes have their copies, and all agents are started again: that run has to come to the right end. An agent of a job
+that has ended well is refused. Afterwards no process, folder of copies, namespace or mount is left. A kept folder has
+each run's result as ``seed_N.json``. As root on a Linux that allows it, nodes are network namespaces with links that
+are cut, and their memory and their logs are small file systems that get full.
 """
 
 import argparse
@@ -32,20 +33,24 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from hetero.elastic.records import Outcome
 from hetero.errors import ConfigError, HeteroError
 from hetero.serialization import load, save
-from tests.faults.elastic_injector import EventTail, Injector, last_step, small_memory
+from tests.faults.elastic_injector import COPIES_MIB, EventTail, Injector
 from tests.faults.elastic_scenarios import Fault, FaultKind, Scenario, scenario
 from tests.helpers.elastic_cluster import ElasticCluster
 from tests.helpers.elastic_training import elastic_words, saved_state, uninterrupted
 from tests.helpers.etcd import EtcdServer
 from tests.helpers.network_namespaces import Host, Switch, can_make_namespaces, switched_hosts
+from tests.helpers.small_file_system import small_file_system
 
 STEPS = 64
 PER_RUN = 16
 
+LOST_COPIES = "no step is whole among"
+
 DOCUMENTED_ENDS: dict[str, tuple[int, str]] = {
-    "no step is whole among": (1, "copies of two failure domains were lost between two commits"),
+    LOST_COPIES: (1, "copies of two failure domains were lost between two commits"),
     "epochs in a row broke with all their nodes there": (1, "ranks failed again and again, and nothing new was copied"),
     "no other came within": (1, "too few nodes were there for too long"),
 }
@@ -62,6 +67,10 @@ _POLL_S = 0.02
 
 _LOOK_S = 0.1
 """For what takes seconds; a look asks etcd."""
+
+_ETCD_QUOTA_BYTES = 32 << 20
+_LOGS_MIB = 32
+"""Much more than what a run needs."""
 
 _DISRUPTIVE = frozenset[FaultKind]({"kill rank", "kill node", "flip byte"})
 
@@ -161,14 +170,16 @@ def _job(what: Scenario, folder: Path) -> Iterator[tuple[ElasticCluster, Injecto
             hosts = dict(zip(what.types, switch.hosts[1:], strict=True))
             made.enter_context(switch.hosts[0].entered())
             host = switch.hosts[0].address
-        etcd = EtcdServer(folder / "etcd", host=host)
+        etcd = EtcdServer(folder / "etcd", host=host, quota_bytes=_ETCD_QUOTA_BYTES)
         etcd.start()
         made.callback(etcd.stop)
         if what.store:
             (folder / "store").mkdir()
             options |= {"object-store": f"file://{folder / 'store'}", "upload-every": 3}
         for name in what.types:
-            made.enter_context(small_memory(folder / "memory" / name, is_root=what.is_root))
+            made.enter_context(_small_folder(folder / "memory" / name, what, mib=COPIES_MIB))
+        made.enter_context(_small_folder(folder / "logs", what, mib=_LOGS_MIB))
+        options["logs"] = folder / "logs"
         words = elastic_words(
             folder,
             steps=STEPS,
@@ -178,10 +189,18 @@ def _job(what: Scenario, folder: Path) -> Iterator[tuple[ElasticCluster, Injecto
         nodes = ElasticCluster(
             folder, etcd, f"seed{what.seed}", types=what.types, words=words, options=options, hosts=hosts
         )
-        tail = EventTail(folder)
+        tail = EventTail(folder / "logs")
         injector = Injector(nodes, tail, etcd, folder=folder, switch=switch, hosts=hosts)
         with nodes:
             yield nodes, injector, tail
+
+
+def _small_folder(folder: Path, what: Scenario, *, mib: int) -> contextlib.AbstractContextManager[object]:
+    """Make a folder, which holds no more than so much if this user may mount."""
+    if what.is_root:
+        return small_file_system(folder, mib=mib)
+    folder.mkdir(parents=True)
+    return contextlib.nullcontext()
 
 
 class _Driver:
@@ -197,6 +216,7 @@ class _Driver:
         self._tail = tail
         self._folder = folder
         self._last_fault_s = 0.0
+        self._went_on = False
 
     def drive(self, oracle: Path) -> None:
         names = list(self._scenario.types)
@@ -206,25 +226,29 @@ class _Driver:
         self._wait(lambda: (epoch := self._injector.look()) is not None and len(epoch.nodes) == len(names), "all nodes")
         times: list[tuple[Fault, float]] = []
         for fault in self._scenario.faults:
+            if fault.kind != "broken save" and self._injector.last_step() > STEPS - 8:
+                continue
             self._reach(fault)
-            if self._injector.outcome is not None or last_step(self._folder) > STEPS - 6:
+            if self._injector.outcome is not None:
                 break
             done = self._injector.inject(fault, names)
             self._last_fault_s = self._injector.acted_s
             times.append((fault, self._last_fault_s))
             self._run.kinds.append(fault.kind)
-            self._run.told.append(f"step {last_step(self._folder)}, {fault}: {done}")
+            self._run.told.append(f"step {self._injector.last_step()}, {fault}: {done}")
         self._end(names)
         self._note_recoveries(times)
-        self._check(names, oracle)
+        if self._check_end(names):
+            self._check_result(oracle)
+            self._check_refusal(names)
 
     def _reach(self, fault: Fault) -> None:
         """Wait for its moment."""
         if fault.moment == "step":
-            step = last_step(self._folder)
+            step = self._injector.last_step()
             self._nodes.allow(step + 4)
             # Three faults in a row without a commit between them would be an end by themselves.
-            self._wait(lambda: last_step(self._folder) > step + 1, f"two steps after {step}")
+            self._wait(lambda: self._injector.last_step() > step + 1, f"two steps after {step}")
         else:
             deadline = time.monotonic() + _MOMENT_WITHIN_S
             while time.monotonic() < deadline and not any(
@@ -242,10 +266,11 @@ class _Driver:
             time.sleep(_LOOK_S)
 
     def _revive(self) -> None:
-        """A run of which nobody is left needs one node, as a job that is requeued."""
+        """Start all nodes again if none is left, as a job that is requeued."""
         names = list(self._scenario.types)
         if self._injector.outcome is None and not self._injector.alive(names):
-            self._injector.start(names[0])
+            for name in names:
+                self._injector.start(name)
 
     def _end(self, names: list[str]) -> None:
         self._nodes.allow(10 * STEPS)
@@ -266,30 +291,62 @@ class _Driver:
             if len(firsts) == len(made.nodes) and max(firsts) < until_s:
                 self._run.recoveries_s.append((fault.kind, max(firsts) - at_s))
 
-    def _check(self, names: list[str], oracle: Path) -> None:
+    def _check_end(self, names: list[str]) -> bool:
+        """Check how all agents ended, and go on after a documented end; whether all steps are done."""
         outcome = self._injector.outcome
         assert outcome is not None
-        self._run.end = outcome.reason
+        self._run.end = self._run.end or outcome.reason
         codes = {name: self._nodes.exit_code(name) for name in names if self._nodes.is_started(name)}
         # Those that have left have ended well before.
         ended = {name: code for name, code in codes.items() if code not in (outcome.exit_code, 0)}
         odd = {n: code for n, code in ended.items() if not self._nodes.is_killed(n) and not self._was_refused(n, code)}
         assert not odd, f"exit codes {odd}, and the job ended with {outcome}\n{self._nodes.told()}"
-        if outcome.exit_code != 0:
-            known = [code for text, (code, _) in DOCUMENTED_ENDS.items() if text in outcome.reason]
-            assert known == [outcome.exit_code], f"no documented end: {outcome}\n{self._nodes.told()}"
-            return
+        if outcome.exit_code == 0:
+            return True
+        known = [code for text, (code, _) in DOCUMENTED_ENDS.items() if text in outcome.reason]
+        assert known == [outcome.exit_code], f"no documented end: {outcome}\n{self._nodes.told()}"
+        lost = [n for n, code in codes.items() if code == known[0] and not self._nodes.folder_of_copies(n).exists()]
+        assert not lost, f"the job ended with {outcome}, and the copies of {lost} were deleted\n{self._nodes.told()}"
+        if self._went_on and LOST_COPIES in outcome.reason and "flip byte" in self._run.kinds:
+            # Nodes came back with all that they had; what was damaged there had been deleted.
+            return False
+        assert not self._went_on, f"started again, the job ended with {outcome}\n{self._nodes.told()}"
+        self._went_on, self._injector.outcome = True, None
+        for name in names:
+            self._injector.start(name)
+        self._wait_for_new_outcome(outcome)
+        self._end(names)
+        return self._check_end(names)
+
+    def _wait_for_new_outcome(self, old: Outcome) -> None:
+        """Wait until etcd does not have the old one any more."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while self._nodes.state().outcome == old:
+            is_waiting = self._injector.alive(list(self._scenario.types)) and time.monotonic() < deadline
+            assert is_waiting, f"a job that ended with {old} does not go on\n{self._nodes.told()}"
+            time.sleep(_LOOK_S)
+
+    def _check_result(self, oracle: Path) -> None:
         losses, state = uninterrupted(oracle, steps=STEPS)
         found = self._nodes.losses()
         # A rank that dies between a step and its line has said nothing of it, and it may be the one that is restored.
         starts = {event.step for event in self._tail.update() if event.kind == "epoch_made"}
         unlike = {s: (loss, found.get(s)) for s, loss in losses.items() if found.get(s) != loss}
+        if "full logs" in self._run.kinds:
+            # What could not be written is not there.
+            unlike = {step: each for step, each in unlike.items() if each[1] is not None}
         unlike = {step: each for step, each in unlike.items() if each[1] is not None or step not in starts}
         assert not unlike, f"losses: {unlike}\n{self._nodes.told()}"
         saved = saved_state(self._folder / "saved", step=STEPS)
         assert saved.keys() == state.keys()
         for name, tensor in state.items():
             np.testing.assert_allclose(saved[name], tensor, rtol=1e-9, atol=1e-9, err_msg=name)
+
+    def _check_refusal(self, names: list[str]) -> None:
+        """Check that an agent which comes to a job that has ended well is refused."""
+        self._injector.start(names[0])
+        code = self._nodes.wait_for_end_of(names[0])
+        assert code == 2, f"the job has ended well, and another agent of it with {code}\n{self._nodes.told()}"
 
     def _was_refused(self, name: str, code: int | None) -> bool:
         """Whether its agent came when the job had just ended."""

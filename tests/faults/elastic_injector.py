@@ -5,9 +5,8 @@ import os
 import random
 import re
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -20,12 +19,20 @@ from tests.faults.elastic_scenarios import Fault, FaultKind
 from tests.helpers.elastic_cluster import ElasticCluster, read_log
 from tests.helpers.etcd import EtcdServer
 from tests.helpers.network_namespaces import Host, Switch
+from tests.helpers.small_file_system import fill, free
 
 COPIES_MIB = 32
 """Room that a node has for copies where full memory is injected; they take less than half of it."""
 
 _POLL_S = 0.02
+_ALL_STEPS = 1_000_000
+_READ_WITHIN_S = 3.0
+_OTHER_WRITES = 30
+"""Of others than the job, which agents have read after :data:`_READ_WITHIN_S`, so that the revisions of an etcd that
+went back are not reached again at once."""
 _MEMBERS_WITHIN_S = 40.0
+_NOTICED_WITHIN_S = 60.0
+"""For agents to end after etcd has gone back, and for ranks to come to the last save."""
 
 
 class EventTail:
@@ -56,20 +63,6 @@ def last_step(folder: Path) -> int:
     return max(steps, default=0)
 
 
-@contextlib.contextmanager
-def small_memory(folder: Path, *, is_root: bool) -> Iterator[Path]:
-    """A folder that holds so much and no more, if this user may mount."""
-    folder.mkdir(parents=True)
-    if not is_root:
-        yield folder
-        return
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={COPIES_MIB}m", "tmpfs", str(folder)], check=True, timeout=20)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=20)
-
-
 class Injector:
     """Attributes:
     outcome: how the job has ended, ``None`` while it goes on.
@@ -92,6 +85,8 @@ class Injector:
         self._tail = tail
         self._etcd = etcd
         self._folder = folder
+        self._logs = folder / "logs"
+        self._kept = folder / "kept"
         self._switch = switch
         self._hosts = hosts
 
@@ -120,6 +115,10 @@ class Injector:
             "full memory": self._fill_memory,
             "store fails": self._break_store,
             "store truncates": self._truncate_in_store,
+            "etcd rewound": self._rewind_etcd,
+            "writes refused": self._refuse_writes,
+            "full logs": self._fill_logs,
+            "broken save": self._break_save,
         }
         self.acted_s = time.time()
         return acts[fault.kind](fault, names)
@@ -132,6 +131,13 @@ class Injector:
             return None
         self.outcome = self.outcome or state.outcome
         return state.epoch
+
+    def last_step(self) -> int:
+        """The newest that a rank has printed, or reported where logs cannot be written."""
+        steps = [last_step(self._logs)]
+        with contextlib.suppress(MembershipStoreError):
+            steps += [rank.step for report in self._nodes.state().reports.values() for rank in report.ranks]
+        return max(steps)
 
     def alive(self, names: list[str]) -> list[str]:
         """Nodes whose agents live."""
@@ -153,7 +159,7 @@ class Injector:
                 return (members * 2)[fault.victim % len(members) :][:count]
             if epoch is not None and not is_committed:
                 # Copies are voted on in steps.
-                self._nodes.allow(last_step(self._folder) + 1)
+                self._nodes.allow(self.last_step() + 1)
             time.sleep(_POLL_S)
         return []
 
@@ -236,11 +242,88 @@ class Injector:
         self._nodes.start_as(name, copies=self._folder / "memory" / name / "copies")
 
     def _restart_etcd(self, fault: Fault, names: list[str]) -> str:
-        self._etcd.stop()
         if fault.kind == "etcd away":
+            self._etcd.stop()
             time.sleep(fault.seconds)
-        self._etcd.start()
+            self._etcd.start()
+        else:
+            self._etcd.keep_data(self._kept)
         return "etcd"
+
+    def _rewind_etcd(self, fault: Fault, names: list[str]) -> str:
+        """Bring etcd back with older data: those of its last restart, or of some steps ago.
+
+        Its agents have to end with exit code 2 and their copies kept; they are started again.
+        """
+        if not self._kept.exists():
+            self._etcd.keep_data(self._kept)
+            step = self.last_step()
+            self._nodes.allow(step + 2)
+            self._wait(lambda: self.last_step() > step, "the next step")
+        self.look()
+        if self.outcome is not None:
+            return "the job is over"
+        for number in range(_OTHER_WRITES):
+            self._etcd.put(f"/other/{number}", b"")
+        time.sleep(_READ_WITHIN_S)
+        self._etcd.stop()
+        self._etcd.put_back(self._kept)
+        alive = self.alive(names)
+        self._etcd.start()
+        self._wait(lambda: not self.alive(alive), "the end of all agents")
+        codes = {name: self._nodes.exit_code(name) for name in alive}
+        # One may just have left.
+        assert set(codes.values()) <= {0, 2}, f"etcd went back, and agents ended with {codes}\n{self._nodes.told()}"
+        lost = [name for name, code in codes.items() if code and not self._nodes.folder_of_copies(name).exists()]
+        assert not lost, f"etcd went back, and the copies of {lost} were deleted\n{self._nodes.told()}"
+        for name in alive:
+            self.start(name)
+        return f"{', '.join(alive)} ended, and are started again"
+
+    def _refuse_writes(self, fault: Fault, names: list[str]) -> str:
+        """While a rank is replaced etcd has no room."""
+        self._etcd.fill()
+        done = self._kill_rank(fault, names)
+        time.sleep(fault.seconds)
+        self._etcd.free()
+        return f"etcd, and {done}"
+
+    def _fill_logs(self, fault: Fault, names: list[str]) -> str:
+        """While a rank is replaced no log can be written."""
+        fill(self._logs)
+        done = self._kill_rank(fault, names)
+        time.sleep(fault.seconds)
+        free(self._logs)
+        return f"all logs, and {done}"
+
+    def _break_save(self, fault: Fault, names: list[str]) -> str:
+        """Kill a rank, or a node that can be spared, while ranks save the last step."""
+        self._nodes.hold("save")
+        self._nodes.allow(_ALL_STEPS)
+        if not self._wait(self._nodes.is_held, "the last save"):
+            return "the job is over"
+        members = self.members()
+        if fault.victim % 2 and len(members) > 1:
+            self.acted_s = time.time()
+            done = members[fault.victim % len(members)]
+            self._nodes.kill_node(done)
+        else:
+            done = self._kill_rank(fault, names)
+        since_s = self.acted_s
+        self._wait(lambda: any(e.kind == "detected" and e.time_s > since_s for e in self._tail.update()), "its end")
+        self._nodes.hold("")
+        return f"{done}, in the last save"
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> bool:
+        """Wait until it is so, or the job is over; whether it is so."""
+        deadline = time.monotonic() + _NOTICED_WITHIN_S
+        while not condition():
+            self.look()
+            if self.outcome is not None:
+                return False
+            assert time.monotonic() < deadline, f"{what} never came\n{self._nodes.told()}"
+            time.sleep(_POLL_S)
+        return True
 
     def _flip_byte(self, fault: Fault, names: list[str]) -> str:
         """In a copy of a node, which a rank is then killed to have read."""
@@ -267,13 +350,11 @@ class Injector:
         if not alive:
             return "no node is there"
         victim = alive[fault.victim % len(alive)]
-        ballast = self._folder / "memory" / victim / "ballast"
-        with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(65536))
+        memory = self._folder / "memory" / victim
+        fill(memory)
         done = self._kill_rank(fault, names)
         time.sleep(fault.seconds)
-        ballast.unlink()
+        free(memory)
         return f"{victim}, and {done}"
 
     def _break_store(self, fault: Fault, names: list[str]) -> str:

@@ -23,6 +23,10 @@ FaultKind = Literal[
     "full memory",
     "store fails",
     "store truncates",
+    "etcd rewound",
+    "writes refused",
+    "full logs",
+    "broken save",
 ]
 
 _WEIGHTS: dict[FaultKind, int] = {
@@ -43,13 +47,17 @@ _WEIGHTS: dict[FaultKind, int] = {
     "full memory": 1,
     "store fails": 2,
     "store truncates": 2,
+    "etcd rewound": 2,
+    "writes refused": 2,
+    "full logs": 2,
 }
-"""How often each is drawn; a join follows where a node is away."""
+"""How often each is drawn; a join follows where a node is away, and a broken save comes at the end."""
 
 NEEDS_ROOT: dict[FaultKind, FaultKind] = {
     "cut link shortly": "stop node shortly",
     "cut link for long": "stop node for long",
     "full memory": "kill rank",
+    "full logs": "kill rank",
 }
 """What needs namespaces or mounts, and what is done instead where nobody may make them."""
 
@@ -80,6 +88,8 @@ _DURING: dict[FaultKind, tuple[Moment, ...]] = {
 """What follows a fault, by its kind, so that another may come right then."""
 
 _SHARE_DURING = 0.4
+_SHARE_BROKEN_SAVES = 0.5
+"""Of runs, whose last fault comes while the last step is saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +140,8 @@ def scenario(seed: int, *, num_faults: int, is_root: bool = True, nodes: tuple[i
         kind = draw.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
         if num_away and draw.random() < 0.5:
             kind = "join"
+        if is_last and draw.random() < _SHARE_BROKEN_SAVES:
+            kind, moment = "broken save", "step"
         takes = 2 if kind == "kill node and another" else int(kind in TAKES_A_NODE)
         fault = Fault(
             kind=kind if is_root else NEEDS_ROOT.get(kind, kind),
