@@ -52,7 +52,7 @@ LOST_COPIES = "no step is whole among"
 DOCUMENTED_ENDS: dict[str, tuple[int, str]] = {
     LOST_COPIES: (1, "copies of two failure domains were lost between two commits"),
     "epochs in a row broke with all their nodes there": (1, "ranks failed again and again, and nothing new was copied"),
-    "no other came within": (1, "too few nodes were there for too long"),
+    "are asked for": (1, "too few nodes were there for too long"),
 }
 """Ends of a job other than success: by what its message contains, the exit code of all agents and what had happened.
 

@@ -501,7 +501,7 @@ ELASTIC_FAULTS: dict[str, ElasticKind] = {
     "too few nodes": ElasticKind(
         happen=_lose_a_node,
         phases={"training": Ends((1,), ("node", "leader"))},
-        says="no other came within",
+        says="are asked for",
         options={"min-nodes": 3, "wait-for-nodes": _WAIT_FOR_NODES_S},
     ),
     "two nodes away": ElasticKind(
