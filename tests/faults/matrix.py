@@ -652,6 +652,8 @@ def _run_agents(cases: list[ElasticCase], *, parallel: int) -> int:
             codes = " ".join(f"{name}: {'hung' if code is None else code}" for name, code in outcome.codes.items())
             verdict = "; ".join(outcome.problems) or "ok"
             print(f"{outcome.case!s:60} ended after {outcome.ended_s:4.1f} s, {codes:20} {verdict}", flush=True)
+            if outcome.problems:
+                print(outcome.told, flush=True)
     print(f"{len(cases)} cases of agents, {failed} failed")
     return failed
 
