@@ -331,12 +331,12 @@ def _put_junk_right(job: Job) -> None:
 
 def _make_unavailable(job: Job, case: ElasticCase) -> None:
     job.train_to(6)
-    job.proxy.says_503 = True
+    job.proxy.own_answer = (503, "no server is available")
     job.nodes.allow(9)
     job.lose(case.victim)
     # Longer than a lease, and shorter than what an agent waits for that needs etcd.
     time.sleep(_LEASE_S + 1)
-    job.proxy.says_503 = False
+    job.proxy.own_answer = None
     job.go_on()
 
 
