@@ -21,7 +21,7 @@ _FIX: Mapping[int, str] = MappingProxyType(
         errno.EIO: "see what the kernel says of its disk (dmesg)",
         errno.ESTALE: "mount it again",
         errno.ENOTDIR: "move the file away that is in the place of a folder",
-        errno.ENOENT: "mount a file system there that all hosts see",
+        errno.ENOENT: "mount a file system that all hosts see there",
     }
 )
 

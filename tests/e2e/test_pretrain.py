@@ -223,7 +223,7 @@ def test_ids_that_the_tokenizer_lacks_end_the_run(num_workers: str, tmp_path: Pa
     assert run.returncode == 2
     (said,) = [line for line in run.stderr.splitlines() if line.startswith("hetero: ")]
     assert said == (
-        f"hetero: on ranks 1: sample 10: {corpus}: token id 61 in sequence 716 at position 92, NullTokenizer has ids "
+        f"hetero: on rank 1: sample 10: {corpus}: token id 61 in sequence 716 at position 92, NullTokenizer has ids "
         "from 0 to 60: raise --vocab-size, or preprocess the text again"
     )
     assert "Traceback" not in run.stderr

@@ -453,7 +453,7 @@ GPU_FIX = "start one process per device, or use --distributed-backend gloo for t
             1,
             "nccl",
             [
-                f"on ranks 1: --distributed-backend nccl: this host has 1 CUDA devices and more processes; {GPU_FIX}",
+                f"on rank 1: --distributed-backend nccl: this host has 1 CUDA devices and more processes; {GPU_FIX}",
             ]
             * 2,
         ),

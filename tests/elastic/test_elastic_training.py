@@ -149,14 +149,15 @@ def test_a_leave_of_all_nodes_saves_the_step_in_hand(
         nodes.allow(7)
         nodes.start()
         nodes.wait_for_step(7)
+        # The step in hand ends the wait for the next one that is allowed.
         leave(nodes)
-        nodes.allow(STEPS)
         assert nodes.wait_for_end() == {"a": 0, "b": 0}, nodes.told()
         (saved,) = published_steps(tmp_path / "saved")
         assert 7 < saved < STEPS
         assert f"all nodes leave after step {saved} of {STEPS}, which is saved in" in nodes.output("a")
         assert nodes.losses() == {step: oracle[0][step] for step in range(1, saved + 1)}
         last = nodes.state().newest_number
+        nodes.allow(STEPS)
         nodes.start()
         assert nodes.wait_for_end() == {"a": 0, "b": 0}, nodes.told()
         assert f"training goes on after step {saved}" in nodes.output("a") + nodes.output("b")

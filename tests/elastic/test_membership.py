@@ -92,7 +92,7 @@ def test_what_was_committed_is_known_when_all_who_said_so_are_gone(
 def test_a_new_leader_does_not_begin_anew_what_was_committed() -> None:
     """The nodes that had copies are gone, in the first epoch: the run has been lost, and has not just begun."""
     tools = types.SimpleNamespace(
-        settings=LeaderSettings(), publisher=None, problem=None, stragglers=StragglerSettings()
+        settings=LeaderSettings(), publisher=None, problem=None, stragglers=StragglerSettings(), forget="", show=print
     )
     leader = Leader(node("c"), tools)  # type: ignore[arg-type]
     for committed, begins in ((0, True), (9, False)):

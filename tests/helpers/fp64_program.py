@@ -55,8 +55,9 @@ def wait_for_leave(path: Path, stop: Stop, step: int) -> None:
 
 
 def with_limit(path: Path) -> int:
-    """Train, and stand still before each step that is not allowed yet."""
+    """Train, and stand still before each step that is not allowed yet, but the first one of an epoch."""
     last: list[tuple[Stop, int]] = []
+    has_stepped: list[bool] = []
     is_last, step = Stop.is_last, TrainingSession.step
 
     def noting(self: Stop, number: int) -> bool:
@@ -64,9 +65,10 @@ def with_limit(path: Path) -> int:
         return is_last(self, number)
 
     def waiting(self: TrainingSession, *args: Any, **options: Any) -> Any:
-        if last:
+        if last and has_stepped:
             stop, number = last[0]
             wait_for_leave(path, stop, number + 1)
+        has_stepped[:] = [True]
         return step(self, *args, **options)
 
     with mock.patch.object(Stop, "is_last", noting), mock.patch.object(TrainingSession, "step", waiting):

@@ -26,6 +26,7 @@ NOT_OURS = {
     "mkdir": "of the shell",
     "do": "of the shell; what follows is another project's",
     "done": "of the shell",
+    "etcdctl": "etcd's own",
     "export": "of the shell",
     "for": "of the shell",
     "git": "the network",

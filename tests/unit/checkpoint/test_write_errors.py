@@ -17,7 +17,7 @@ from hetero.checkpoint.write_errors import write_error
         (errno.EDQUOT, "free some room"),
         (errno.EACCES, "let user "),
         (errno.EPERM, "let user "),
-        (errno.ENOENT, "a file system there that all hosts see"),
+        (errno.ENOENT, "a file system that all hosts see"),
         (errno.ENOTDIR, "move the file away"),
         (errno.EIO, "dmesg"),
         (errno.EBUSY, "look at its file system"),
