@@ -49,7 +49,7 @@ class ObjectStoreError(HeteroError, RuntimeError):
 
 
 class ObjectStoreRefusedError(ObjectStoreError):
-    """An object store refuses a request, and will until somebody changes credentials, policy, bucket or clock."""
+    """An object store refuses a request, and will until credentials, policy, bucket or clock are corrected."""
 
 
 class DataError(HeteroError, RuntimeError):

@@ -114,7 +114,7 @@ def prepare(folder: Path, *, start_step: int, own: CheckpointState | None = None
 
 
 def _may_be_of(checkpoint: Path, own: CheckpointState) -> bool:
-    """Whether a checkpoint is of the run of ``own``, or too damaged to be told from one."""
+    """Whether a checkpoint is of the run of ``own``, or too damaged to say."""
     try:
         return read_state(checkpoint).is_of_same_run(own)
     except CheckpointError:

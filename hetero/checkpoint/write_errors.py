@@ -26,7 +26,7 @@ _FIX: Mapping[int, str] = MappingProxyType(
 )
 
 _RUST_ERROR = re.compile(r"\(os error (\d+)\)")
-"""By which safetensors, which is written in Rust, tells the number of a system's error."""
+"""Pattern of a system error's number in the messages of safetensors, which is written in Rust."""
 
 
 def write_error(path: Path, error: Exception) -> CheckpointError:

@@ -26,7 +26,7 @@ _SHOWN_OF_A_FAILURE = 2000
 class _FollowedFile:
     """A file of output.
 
-    file: stays open, so that lines are seen also after somebody has deleted it.
+    file: stays open, so that lines are seen also after it was deleted.
     seen: bytes of it that have been shown.
     """
 

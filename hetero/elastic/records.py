@@ -130,7 +130,7 @@ class Ancestry:
     """An epoch as one of a history: all epochs that came before it. Empty before the first epoch.
 
     ids: by number the random id of every epoch up to this one, which is the last. If the membership store goes back to
-        an earlier state, a number may be used twice; the id tells the two epochs apart.
+        an earlier state, a number may be used twice; the id distinguishes the two epochs.
     lineage: see :class:`Epoch`.
     """
 

@@ -207,8 +207,8 @@ def choose_step(
         lineage: of the newest epoch, empty before the first.
         stored: published steps of the object store, each whole.
         bad: copies that do not count, because a rank found them damaged.
-        committed: the newest step that anybody knows to have been committed, 0 for none, ``None`` if there may be one
-            of which nobody knows.
+        committed: the newest step that anybody knows to have been committed, 0 for none, ``None`` if that is not
+            known.
 
     Returns:
         ``None`` if no step is whole though one was committed: the run is lost. Where none was, the initial weights.

@@ -58,7 +58,7 @@ _REFUSALS = (
     ),
 )
 """Patterns of an error's class and text, the narrow ones first: a listing's class is the same whatever it says. These
-last until somebody does what stands after them."""
+last until the fix that stands after them is made."""
 
 _FIXES = (
     *_REFUSALS,
@@ -119,7 +119,7 @@ def fix_of(error: Exception) -> str:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether an error of obstore stays until somebody changes something; another request cannot do better."""
+    """Whether an error of obstore stays until its cause is removed: asking again does not help."""
     return fix_of(error) in {fix for _, fix in _REFUSALS}
 
 

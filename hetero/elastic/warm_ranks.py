@@ -69,7 +69,7 @@ def run_rank(program: str, flags: Sequence[str], variables: Mapping[str, str], o
     ignore_output_errors(fallback=agents_output)
     os.environ |= variables
     sys.argv = [program, *flags]
-    # The other signals stay ignored: the agent tells its ranks when to end.
+    # The other signals stay ignored: the agent ends its ranks.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.path.insert(0, str(Path(program).resolve().parent))
     runpy.run_path(program, run_name="__main__")

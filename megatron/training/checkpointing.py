@@ -242,7 +242,11 @@ def _fill(config: PretrainConfig, context: ParallelContext, trainer: Trainer, st
     path = find_checkpoint(wanted.load, step)
     if not wanted.finetune:
         check_same_run(
-            str(path), read_state(path), config, context.plan, otherwise="--finetune to begin anew with its weights"
+            str(path),
+            read_state(path),
+            config,
+            context.plan,
+            otherwise="--finetune to start a new run from its weights",
         )
     return load_checkpoint(
         wanted.load,

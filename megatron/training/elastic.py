@@ -169,7 +169,9 @@ class ElasticRank:
         assignment, reporter = self._assignment, self._reporter
         assert assignment is not None, "goes on from copies"
         assert reporter is not None, "goes on from copies"
-        otherwise = "start the agents under another --job, with --load and --finetune to begin anew with its weights"
+        otherwise = (
+            "start the agents under another --job, with --load and --finetune to start a new run from its weights"
+        )
 
         def check(where: str, state: CheckpointState) -> None:
             try:

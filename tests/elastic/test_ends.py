@@ -91,6 +91,12 @@ class Story:
         agent._lead = lead  # type: ignore[method-assign]
         self.life = asyncio.create_task(agent.run())
 
+    async def begin_with_copies(self, owner: str) -> None:
+        """Start the agent where an earlier one has left copies; ``owner`` is what its ``job.json`` says."""
+        (self.options.folder / "epoch_00000001").mkdir(parents=True)
+        (self.options.folder / "job.json").write_text(owner)
+        await self.begin()
+
     async def join(self) -> None:
         """Start the agent, and wait until its node is in the job, of which a step is committed."""
         await self.begin()
@@ -225,23 +231,17 @@ async def the_folder_of_copies_has_other_files(story: Story) -> None:
 
 @row(End.REFUSED, 2, "has copies of an earlier job")
 async def etcd_has_lost_the_job_that_the_copies_are_of(story: Story) -> None:
-    (story.options.folder / "epoch_00000001").mkdir(parents=True)
-    (story.options.folder / "job.json").write_text(f'{{"job": "{story.options.job} {token_mark("before")}"}}')
-    await story.begin()
+    await story.begin_with_copies(f'{{"job": "{story.options.job} {token_mark("before")}"}}')
 
 
 @row(End.REFUSED, 2, "has copies of job another; go on with that job")
 async def the_folder_has_copies_of_a_job_of_another_name(story: Story) -> None:
-    (story.options.folder / "epoch_00000001").mkdir(parents=True)
-    (story.options.folder / "job.json").write_text('{"job": "another 0123456789abcdef"}')
-    await story.begin()
+    await story.begin_with_copies('{"job": "another 0123456789abcdef"}')
 
 
 @row(End.REFUSED, 2, "has copies of a job that its job.json does not name")
 async def the_folder_does_not_say_whose_its_copies_are(story: Story) -> None:
-    (story.options.folder / "epoch_00000001").mkdir(parents=True)
-    (story.options.folder / "job.json").write_bytes(b"")
-    await story.begin()
+    await story.begin_with_copies("")
 
 
 @row(End.REFUSED, 2, "node a is in job")

@@ -9,7 +9,7 @@ from tests.helpers.protocol_state import GONE, Node, Shared, State, Stop, Violat
 
 
 class LeavingMoves(ProtocolInvariants):
-    """What a notice brings about, beside the stop that the leader asks for.
+    """What a notice brings about, in addition to the stop that the leader asks for.
 
     The leader knows no deadline of a notice: a node that it knows to have no time is a loss. That the time of one is
     over before the others have gone on is a failure: its agent ends, keeps the copies, and is started again.
