@@ -104,7 +104,7 @@ def newest_commit(noted: int, newest: Ancestry, *, in_store: Ancestry) -> int | 
     return noted or (0 if newest.id == in_store.id else None)
 
 
-def of_history(inventory: Inventory, ids: Mapping[int, str]) -> Inventory:
+def select_copies(inventory: Inventory, ids: Mapping[int, str]) -> Inventory:
     """Return an inventory without the copies of epochs that are not in ``ids``, or there under another id."""
     ours = {epoch for epoch, name in inventory.id_of_epoch.items() if ids.get(epoch) == name}
     return dataclasses.replace(
@@ -171,7 +171,7 @@ def choose_history(
     seen = [each.newest for each in memories if each.newest.number]
     histories = []
     for newest in newest_epochs(in_store, [*seen, *known]):
-        copies = tuple(of_history(each, newest.ids) for each in inventories)
+        copies = tuple(select_copies(each, newest.ids) for each in inventories)
         committed = newest_commit(noted, newest, in_store=in_store)
         restore = (choose or choose_step)(copies, lineage=newest.lineage, stored=stored, bad=bad, committed=committed)
         histories.append(History(newest=newest, copies=copies, committed=committed, restore=restore))

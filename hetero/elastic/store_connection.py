@@ -57,8 +57,8 @@ _REFUSALS = (
         "has signed it",
     ),
 )
-"""Patterns of an error's class and text, the narrow ones first: a listing's class is the same whatever it says. These
-last until the fix that stands after them is made."""
+"""Patterns of an error's class and text, the narrow ones first: a listing's class is the same whatever it says. They
+last until the fix is made."""
 
 _FIXES = (
     *_REFUSALS,
