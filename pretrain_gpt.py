@@ -22,9 +22,9 @@ set_cuda_environment(os.environ)
 from hetero.distributed.process_exit import bounded_exit
 from hetero.distributed.process_output import ignore_output_errors
 from hetero.errors import HeteroError
-from megatron.training.cli.arguments import parse_args
-from megatron.training.error_file import error_file, exit_code, write_error_file
-from megatron.training.given_files import file_problems, sees_what_all_see
+from megatron.pretrain.cli.arguments import parse_args
+from megatron.pretrain.error_file import error_file, exit_code, write_error_file
+from megatron.pretrain.given_files import file_problems, sees_what_all_see
 
 
 def load_kernels_at_start(argv: Sequence[str], environment: MutableMapping[str, str]) -> None:
@@ -55,9 +55,9 @@ def main(argv: list[str]) -> int:
     cpu_backend.install()
     from hetero.elastic.records import DESCRIBE_VARIABLE  # noqa: PLC0415
     from hetero.runtime.layer_choice import check_attention_variables  # noqa: PLC0415
-    from megatron.training.elastic import describe  # noqa: PLC0415
-    from megatron.training.launch import launch_from  # noqa: PLC0415
-    from megatron.training.training import pretrain  # noqa: PLC0415
+    from megatron.pretrain.elastic import describe  # noqa: PLC0415
+    from megatron.pretrain.launch import launch_from  # noqa: PLC0415
+    from megatron.pretrain.training import pretrain  # noqa: PLC0415
 
     try:
         check_attention_variables(config.stage, os.environ)

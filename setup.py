@@ -1,7 +1,7 @@
 """Distribution ``megatron-hetero``: the heterogeneous layer and the training harness.
 
 ``megatron/`` is a PEP 420 namespace portion: the wheel of megatron-core owns ``megatron/core``, this
-distribution adds ``megatron/training`` beside it. Tool settings live in ``pyproject.toml``.
+distribution adds ``megatron/pretrain`` beside it. Tool settings live in ``pyproject.toml``.
 """
 
 from pathlib import Path
@@ -33,7 +33,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=find_namespace_packages(include=["hetero", "hetero.*", "megatron.training", "megatron.training.*"]),
+    packages=find_namespace_packages(include=["hetero", "hetero.*", "megatron.pretrain", "megatron.pretrain.*"]),
     package_data={
         "hetero": ["py.typed"],
         "hetero.data": [

@@ -24,7 +24,7 @@ from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.session import TrainingSession
 from hetero.runtime.trainer import Trainer, reads_data
 from hetero.serialization import load
-from megatron.training.data import microbatches
+from megatron.pretrain.data import microbatches
 
 STEPS, SEQ_LENGTH = 20, 32
 # The quick start's: Llama-style, 8 layers of hidden size 128, a vocabulary of bytes.

@@ -14,10 +14,10 @@ from hetero.cli import main
 from hetero.spec import shipped_devices
 from hetero.spec.devices import DeviceType
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
-from megatron.training.cli.config import FLAGS
-from megatron.training.cli.preprocess_flags import IGNORED_PREPROCESS_FLAGS, REFUSED_PREPROCESS_FLAGS
-from megatron.training.cli.unsupported import UNSUPPORTED_FLAGS
-from megatron.training.cli.without_effect import WITHOUT_EFFECT
+from megatron.pretrain.cli.config import FLAGS
+from megatron.pretrain.cli.preprocess_flags import IGNORED_PREPROCESS_FLAGS, REFUSED_PREPROCESS_FLAGS
+from megatron.pretrain.cli.unsupported import UNSUPPORTED_FLAGS
+from megatron.pretrain.cli.without_effect import WITHOUT_EFFECT
 from tests.helpers import flag_table
 from tests.helpers.data_sheets import check_data_sheet
 from tests.helpers.sources import ROOT, name, with_words

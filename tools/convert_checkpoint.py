@@ -29,8 +29,8 @@ from hetero.errors import ConfigError, HeteroError
 from hetero.spec.hugging_face.generation import TOKEN_IDS, GenerationConfig
 from hetero.spec.model import MAX_VOCABULARY_DIVISOR, VOCABULARY_DIVISOR
 from hetero.spec.parameters import parameters
-from megatron.training.cli.value_types import TOKENIZER_FILES
-from megatron.training.tokenizer_files import TokenizerFiles, tokenizer_files
+from megatron.pretrain.cli.value_types import TOKENIZER_FILES
+from megatron.pretrain.tokenizer_files import TokenizerFiles, tokenizer_files
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 

@@ -24,9 +24,9 @@ from hetero.errors import ConfigError, HeteroError
 from hetero.report.tables.host_memory import host_memory_table
 from hetero.report.tables.plan import plan_picture
 from hetero.report.tables.prediction import prediction_table
-from megatron.training.cli.arguments import parse_args
-from megatron.training.error_file import exit_code
-from megatron.training.given_files import file_problems
+from megatron.pretrain.cli.arguments import parse_args
+from megatron.pretrain.error_file import exit_code
+from megatron.pretrain.given_files import file_problems
 
 
 def main(argv: Sequence[str]) -> int:
@@ -54,7 +54,7 @@ def _plan(argv: Sequence[str]) -> None:
 
     # Before megatron.core is imported by anyone. It takes seconds, after which nobody wants to hear of a wrong flag.
     cpu_backend.install()
-    from megatron.training.planning import answer_lines, described_model, planned, planning_problem
+    from megatron.pretrain.planning import answer_lines, described_model, planned, planning_problem
 
     model, _ = described_model(config)
     asked = planning_problem(config, planner, model)

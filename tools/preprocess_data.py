@@ -37,8 +37,8 @@ from hetero.distributed.helper_processes import leave_ctrl_c_to_parent
 from hetero.errors import ConfigError, HeteroError
 from hetero.progress import WorkProgress
 from hetero.units import MIB
-from megatron.training.cli.preprocess_flags import take_out_megatron_flags
-from megatron.training.documents import (
+from megatron.pretrain.cli.preprocess_flags import take_out_megatron_flags
+from megatron.pretrain.documents import (
     FoundInput,
     Piece,
     check_keys,
@@ -46,8 +46,8 @@ from megatron.training.documents import (
     find_input,
     records_of,
 )
-from megatron.training.input_formats import InputFormat
-from megatron.training.tokenizer import TOKENIZER_TYPES, HuggingFaceTokenizer, Tokenizer, build_tokenizer
+from megatron.pretrain.input_formats import InputFormat
+from megatron.pretrain.tokenizer import TOKENIZER_TYPES, HuggingFaceTokenizer, Tokenizer, build_tokenizer
 
 CHUNK_BYTES = 4 * MIB
 """Documents of one task at most: enough that handing it over costs nothing, so few that memory stays small."""

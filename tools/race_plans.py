@@ -42,10 +42,10 @@ from hetero.report.tables.fitting_table import FittingTable
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
 from hetero.standard_output import check_output
-from megatron.training.cli.arguments import parse_args
-from megatron.training.cli.config import PretrainConfig
-from megatron.training.cli.parallel_config import EmulationConfig
-from megatron.training.error_file import exit_code
+from megatron.pretrain.cli.arguments import parse_args
+from megatron.pretrain.cli.config import PretrainConfig
+from megatron.pretrain.cli.parallel_config import EmulationConfig
+from megatron.pretrain.error_file import exit_code
 
 if TYPE_CHECKING:
     import torch
@@ -78,8 +78,8 @@ def _race(plans: Sequence[Path], configs: Sequence[PretrainConfig], report: Path
 
     # Before megatron.core is imported by anyone.
     cpu_backend.install()
-    from megatron.training.launch import joined, launch_from
-    from megatron.training.training import memory_errors
+    from megatron.pretrain.launch import joined, launch_from
+    from megatron.pretrain.training import memory_errors
 
     launch = launch_from(os.environ)
     with contextlib.ExitStack() as stack:
@@ -150,8 +150,8 @@ def _run(
     import torch.distributed as dist
 
     from hetero.distributed.process_groups import create_groups
-    from megatron.training.emulation import emulated_config, start_emulation
-    from megatron.training.training import agree_on_plan_and_tokenizer, build_datasets, start_session
+    from megatron.pretrain.emulation import emulated_config, start_emulation
+    from megatron.pretrain.training import agree_on_plan_and_tokenizer, build_datasets, start_session
 
     detector.doing = f"racing {config.parallel.hetero_plan}"
     plan, tokenizer = agree_on_plan_and_tokenizer(config, device)
@@ -180,7 +180,7 @@ def _cluster(config: PretrainConfig) -> ClusterSpec:
 
 
 def _execution(path: Path, run: EmulatedRun, config: PretrainConfig) -> Execution:
-    from megatron.training.emulation import emulated_costs
+    from megatron.pretrain.emulation import emulated_costs
 
     costs = emulated_costs(config, run.plan)
     return Execution(
@@ -192,7 +192,7 @@ def _execution(path: Path, run: EmulatedRun, config: PretrainConfig) -> Executio
 
 
 def _print(executions: Sequence[Execution], lateness_s: float) -> bool:
-    from megatron.training.training import LOG_COLUMNS
+    from megatron.pretrain.training import LOG_COLUMNS
 
     out = console(width=LOG_COLUMNS, highlight=False)
     ours = executions[0]
@@ -226,7 +226,7 @@ def _print(executions: Sequence[Execution], lateness_s: float) -> bool:
 def _write_report(path: Path, config: PretrainConfig, executions: Sequence[Execution]) -> None:
     from hetero.planner.certainty import certainty_of
     from hetero.report.page.html_page import html_page
-    from megatron.training.emulation import emulated_costs
+    from megatron.pretrain.emulation import emulated_costs
 
     simulation, cluster = executions[0].predicted, _cluster(config)
     costs = emulated_costs(config, simulation.plan)

@@ -40,15 +40,15 @@ from hetero.plan.rank_description import describe_rank
 from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.progress import WorkProgress
 from hetero.spec.parameters import Parameter, parameters, shard_intervals
-from megatron.training.cli.arguments import parse_args
-from megatron.training.cli.config import PretrainConfig
-from megatron.training.error_file import exit_code
+from megatron.pretrain.cli.arguments import parse_args
+from megatron.pretrain.cli.config import PretrainConfig
+from megatron.pretrain.error_file import exit_code
 
 if TYPE_CHECKING:
     import torch
 
     from hetero.runtime.optimizer import StepResult
-    from megatron.training.data import SampleDataset
+    from megatron.pretrain.data import SampleDataset
 
 TOLERANCES = {"fp64": 1e-9, "fp32": 1e-3}
 """Largest difference of a weight, relative to the largest weight of its tensor. AdamW's first steps turn a rounding
@@ -91,8 +91,8 @@ def _verify(config: PretrainConfig, *, num_steps: int, precisions: Sequence[Prec
     cpu_backend.install()
     import torch.distributed as dist
 
-    from megatron.training.launch import joined, launch_from
-    from megatron.training.training import agree_on_plan_and_tokenizer, build_datasets, memory_errors
+    from megatron.pretrain.launch import joined, launch_from
+    from megatron.pretrain.training import agree_on_plan_and_tokenizer, build_datasets, memory_errors
 
     launch = launch_from(os.environ)
     with contextlib.ExitStack() as stack:
@@ -189,7 +189,7 @@ def _train(
         told: called after every step.
     """
     from hetero.distributed.process_groups import create_groups
-    from megatron.training.training import start_session
+    from megatron.pretrain.training import start_session
 
     context = create_groups(plan, device=device)
     session = start_session(config, context, dataset)
@@ -229,7 +229,7 @@ def _one_process(plan: Plan, micro_batch_size: int) -> Plan:
 def _report(
     plan: Plan, results: "list[StepResult]", alone: "list[StepResult]", shards: list[Shards], whole: Weights
 ) -> bool:
-    from megatron.training.training import LOG_COLUMNS
+    from megatron.pretrain.training import LOG_COLUMNS
 
     by_name = {parameter.name: parameter for parameter in parameters(plan.model)}
     name, error = _worst_weight(by_name, shards, whole)

@@ -19,7 +19,7 @@ from hetero.distributed.timing import wait_for_all
 _OWN_THREADS = frozenset({"threading", "concurrent.futures._base", "queue"})
 """Modules in which a thread waits for another thread of its process."""
 
-_OWN_CODE = ("hetero.", "megatron.training.")
+_OWN_CODE = ("hetero.", "megatron.pretrain.")
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from typing import Any
 from hetero.errors import ConfigError
 
 _MODULE = "hetero.elastic.warm_ranks"
-_PROGRAM_IMPORTS = "megatron.training.training"
+_PROGRAM_IMPORTS = "megatron.pretrain.training"
 """What ``pretrain_gpt.py`` imports. By name: it lies above this package."""
 
 _PLANNING = "hetero.elastic.planning_service"

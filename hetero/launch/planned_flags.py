@@ -1,6 +1,6 @@
 """Lists the flags of ``pretrain_gpt.py`` whose values a plan decides, and finds words of a user that contradict them.
 
-The flags are declared in ``megatron/training/cli``, which needs torch and stands above this package; a test reads what
+The flags are declared in ``megatron/pretrain/cli``, which needs torch and stands above this package; a test reads what
 is listed here with the parser there, and holds the model that comes out against the plan's.
 """
 

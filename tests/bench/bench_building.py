@@ -13,8 +13,8 @@ import time
 import torch
 
 from hetero.distributed.process_groups import create_groups
-from megatron.training.cli.arguments import parse_args
-from megatron.training.training import build_trainer
+from megatron.pretrain.cli.arguments import parse_args
+from megatron.pretrain.training import build_trainer
 from tests.helpers.commands import command_line
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage

@@ -25,11 +25,11 @@ from hetero.distributed.process_groups import create_groups
 from hetero.elastic.records import RankAssignment
 from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.runtime.session import TrainingSession
-from megatron.training.checkpointing import RunStart
-from megatron.training.cli.arguments import parse_args
-from megatron.training.elastic import ElasticRank
-from megatron.training.param_scheduler import build_scheduler
-from megatron.training.training import build_trainer
+from megatron.pretrain.checkpointing import RunStart
+from megatron.pretrain.cli.arguments import parse_args
+from megatron.pretrain.elastic import ElasticRank
+from megatron.pretrain.param_scheduler import build_scheduler
+from megatron.pretrain.training import build_trainer
 from tests.helpers.commands import command_line
 from tests.helpers.elastic import Run, nodes
 from tests.helpers.models import gpt2_model

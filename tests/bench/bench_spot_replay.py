@@ -44,9 +44,9 @@ from hetero.checkpoint.folder import latest_step
 from hetero.elastic.planning_problem import PlanningProblem, present_cluster
 from hetero.serialization import load, save
 from hetero.spec.cluster import ClusterSpec
-from megatron.training.cli.arguments import parse_args
-from megatron.training.elastic import describe
-from megatron.training.emulation import CHECKPOINTS
+from megatron.pretrain.cli.arguments import parse_args
+from megatron.pretrain.elastic import describe
+from megatron.pretrain.emulation import CHECKPOINTS
 from tests.bench.bench_spot_trace import Change, StepTimes, trace
 from tests.helpers.commands import ROOT, command_line
 from tests.helpers.elastic_cluster import ElasticCluster

@@ -33,11 +33,11 @@ import torch.distributed as dist  # noqa: E402
 from hetero.distributed.process_groups import create_groups  # noqa: E402
 from hetero.runtime.microbatch import Microbatch  # noqa: E402
 from hetero.runtime.session import TrainingSession  # noqa: E402
-from megatron.training import data  # noqa: E402
-from megatron.training.cli.arguments import parse_args  # noqa: E402
-from megatron.training.token_ids import CheckedGPTDataset  # noqa: E402
-from megatron.training.tokenizer import ByteLevelTokenizer  # noqa: E402
-from megatron.training.training import agree_on_plan_and_tokenizer, build_trainer  # noqa: E402
+from megatron.pretrain import data  # noqa: E402
+from megatron.pretrain.cli.arguments import parse_args  # noqa: E402
+from megatron.pretrain.token_ids import CheckedGPTDataset  # noqa: E402
+from megatron.pretrain.tokenizer import ByteLevelTokenizer  # noqa: E402
+from megatron.pretrain.training import agree_on_plan_and_tokenizer, build_trainer  # noqa: E402
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

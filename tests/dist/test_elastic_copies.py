@@ -16,7 +16,7 @@ from hetero.elastic import slot_files
 from hetero.elastic.copy_folder import epochs_in, inventory, read_copy, shard_path, slot_folder
 from hetero.elastic.records import HeldStep, RankAssignment
 from hetero.elastic.recovery import INITIAL_WEIGHTS, Restore
-from megatron.training.elastic import ElasticRank
+from megatron.pretrain.elastic import ElasticRank
 from tests.dist.test_elastic_restore import TWO_STAGES, argv
 from tests.helpers.elastic import Run, elastic_session, nodes, wait_for_copy
 from tests.helpers.ranks import run_ranks

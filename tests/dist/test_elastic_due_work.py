@@ -12,7 +12,7 @@ from hetero.elastic.records import RankReport
 from tests.helpers.commands import command_line
 from tests.helpers.elastic import Nodes, Run, nodes
 from tests.helpers.elastic_launch import launch, losses
-from tests.unit.training.corpora import corpus_of_late_tokens
+from tests.unit.pretrain.corpora import corpus_of_late_tokens
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(180)]
 

@@ -35,9 +35,9 @@ from hetero.plan.ir import Plan, Precision
 from hetero.runtime import optimizer
 from hetero.runtime.optimizer import StepResult
 from hetero.runtime.trainer import Trainer
-from megatron.training.checkpointing import RunStart
-from megatron.training.cli.arguments import parse_args
-from megatron.training.training import adam_options
+from megatron.pretrain.checkpointing import RunStart
+from megatron.pretrain.cli.arguments import parse_args
+from megatron.pretrain.training import adam_options
 from tests.helpers import sessions, training
 from tests.helpers.commands import command_line
 from tests.helpers.comparison import GRADIENT_BOUND, LOSS_BOUND, shard

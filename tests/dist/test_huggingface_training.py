@@ -12,10 +12,10 @@ from hetero.checkpoint.state import RunSettings
 from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
 from hetero.runtime.trainer import Trainer
-from megatron.training.checkpointing import load, step_of_start
-from megatron.training.cli.arguments import parse_args
-from megatron.training.param_scheduler import build_scheduler
-from megatron.training.training import build_trainer
+from megatron.pretrain.checkpointing import load, step_of_start
+from megatron.pretrain.cli.arguments import parse_args
+from megatron.pretrain.param_scheduler import build_scheduler
+from megatron.pretrain.training import build_trainer
 from tests.helpers.commands import command_line
 from tests.helpers.plans import plan, replica, sharded, stage
 from tests.helpers.ranks import run_ranks

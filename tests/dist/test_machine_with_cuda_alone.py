@@ -65,9 +65,9 @@ torch.cuda.current_device = lambda: torch.device("cpu")
 torch.cuda.get_device_capability = lambda device=None: (7, 0)
 torch.cuda.get_device_name = lambda device=None: "Tesla V100-SXM2-16GB"
 
-import hetero, megatron.training, tools
+import hetero, megatron.pretrain, tools
 imported = []
-for package in (hetero, megatron.training, tools):
+for package in (hetero, megatron.pretrain, tools):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         # Programs that begin to run, or hide the GPUs of their host, when they are imported.
         if not module.name.endswith("__main__"):
@@ -149,7 +149,7 @@ def test_all_modules_import_without_extensions() -> None:
     )
     assert done.returncode == 0, done.stderr
     imported = json.loads(done.stdout.splitlines()[-1])
-    assert {"hetero.runtime.stage", "hetero.doctor.launch", "megatron.training.training"} <= set(imported)
+    assert {"hetero.runtime.stage", "hetero.doctor.launch", "megatron.pretrain.training"} <= set(imported)
 
 
 class ReferenceFunction:

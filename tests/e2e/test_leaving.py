@@ -22,7 +22,7 @@ from pathlib import Path
 import pretrain_gpt
 from hetero.runtime import cpu_backend
 cpu_backend.install()
-import megatron.training.launch as launch
+import megatron.pretrain.launch as launch
 
 def threads_of_groups():
     count = 0

@@ -16,7 +16,7 @@ from hetero.serialization import save
 from tests.helpers.commands import WORLD_SIZE, Finished, command_line, good_plan, launch, launched
 from tests.helpers.forked_launch import forked
 from tests.helpers.plans import sharded
-from tests.unit.training.corpora import write_corpus
+from tests.unit.pretrain.corpora import write_corpus
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -10,7 +10,7 @@ import tokenizers
 
 from tests.helpers.forked_launch import forked
 from tests.helpers.megatron_examples import GPT3_175B, LLAMA3_8B_FP8, MIXTRAL_8X7B, with_values
-from tests.unit.training.corpora import write_corpus
+from tests.unit.pretrain.corpora import write_corpus
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -23,7 +23,7 @@ from tests.helpers.host_training import left_to_hosts
 from tests.helpers.models import MOE_FLAGS
 from tests.helpers.small_tokenizers import write_word_level
 from tests.helpers.synthetic_profiles import profile
-from tests.unit.training.corpora import corpus_of_late_tokens
+from tests.unit.pretrain.corpora import corpus_of_late_tokens
 from tools import preprocess_data
 from tools.convert_checkpoint import main as convert
 
@@ -285,7 +285,7 @@ import sys, time
 import pretrain_gpt
 from hetero.runtime import cpu_backend
 cpu_backend.install()
-from megatron.training.checkpointing import Saver
+from megatron.pretrain.checkpointing import Saver
 Saver.after = lambda *_, **__: time.sleep(2)
 sys.exit(pretrain_gpt.main(sys.argv[1:]))
 """

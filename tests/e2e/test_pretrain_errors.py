@@ -21,11 +21,11 @@ import torch.distributed as dist
 
 from hetero.errors import ConfigError, HeteroError, MembershipError
 from hetero.serialization import save, to_json
-from megatron.training import launch
-from megatron.training.cli.arguments import parse_args
-from megatron.training.cli.model_config import model_spec
-from megatron.training.error_file import error_file, exit_code, write_error_file
-from megatron.training.launch import Launch, StoreAddress, agree_on_plan, joined, launch_from
+from megatron.pretrain import launch
+from megatron.pretrain.cli.arguments import parse_args
+from megatron.pretrain.cli.model_config import model_spec
+from megatron.pretrain.error_file import error_file, exit_code, write_error_file
+from megatron.pretrain.launch import Launch, StoreAddress, agree_on_plan, joined, launch_from
 from tests.helpers.commands import MODEL, ROOT, WORLD_SIZE, command_line, good_plan, launched, model_of
 from tests.helpers.ranks import run_ranks
 

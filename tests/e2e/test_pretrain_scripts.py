@@ -17,7 +17,7 @@ from hetero.serialization import load
 from hetero.spec.parameters import parameters
 from tests.helpers.forked_launch import forked
 from tests.helpers.pretrain_scripts import SCRIPTS, TEXT, commands, model_of, ran
-from tests.unit.training.corpora import write_corpus
+from tests.unit.pretrain.corpora import write_corpus
 
 CLUSTER = str(SCRIPTS["llama2_7b"].parent / "presets/two_cores.yaml")
 

@@ -88,7 +88,7 @@ def test_the_planner_works(tmp_path: Path) -> None:
 def test_training_needs_no_extra_but_its_own() -> None:
     """A launch without agents, as the quick start is, imports nothing that other extras bring."""
     others = {module for extra in EXTRAS if extra != "train" for module in EXTRAS[extra]} - set(EXTRAS["train"])
-    script = "import megatron.training.training as t; raise SystemExit(0 if callable(t.pretrain) else 1)"
+    script = "import megatron.pretrain.training as t; raise SystemExit(0 if callable(t.pretrain) else 1)"
     hides = HIDES.partition("if program ==")[0] + script
     words = [sys.executable, "-c", hides, ",".join(sorted(others)), "", "[]"]
     done = subprocess.run(words, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)

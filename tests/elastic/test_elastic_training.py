@@ -23,7 +23,7 @@ from tests.helpers.elastic_training import (
 )
 from tests.helpers.etcd import EtcdServer
 from tests.helpers.forked_launch import forked
-from tests.unit.training.corpora import corpus_of_late_tokens
+from tests.unit.pretrain.corpora import corpus_of_late_tokens
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -34,7 +34,7 @@ from unittest import mock
 import psutil
 import pytest
 
-from megatron.training.error_file import _SECONDS_TO_REPORT
+from megatron.pretrain.error_file import _SECONDS_TO_REPORT
 from tests.faults.elastic_matrix import ElasticCase, run_elastic_cases, runnable_cases
 from tests.helpers.forked_launch import run_script, say_into_files
 from tests.helpers.ports import free_ports
@@ -102,13 +102,13 @@ PHASES: dict[str, Phase] = {
     "import": Phase(None, arrives=False),
     "join": Phase("hetero.distributed.failure_detector", "FailureDetector.wait_for_all", arrives=False),
     "process group": Phase("torch.distributed", "init_process_group"),
-    "plan": Phase("megatron.training.training", "agree_on_plan"),
-    "dataset": Phase("megatron.training.data", "_build"),
+    "plan": Phase("megatron.pretrain.training", "agree_on_plan"),
+    "dataset": Phase("megatron.pretrain.data", "_build"),
     "groups": Phase("torch.distributed", "new_group", number=3),
-    "model": Phase("megatron.training.training", "Trainer"),
-    "load": Phase("megatron.training.checkpointing", "load_checkpoint"),
+    "model": Phase("megatron.pretrain.training", "Trainer"),
+    "load": Phase("megatron.pretrain.checkpointing", "load_checkpoint"),
     "step": Phase("hetero.runtime.stage_runner", "StageRunner.backward", number=8),
-    "evaluation": Phase("megatron.training.evaluation", "Evaluation.loss"),
+    "evaluation": Phase("megatron.pretrain.evaluation", "Evaluation.loss"),
     "sum": Phase("hetero.runtime.grad_sync", "GradientSync.finish", number=2),
     "save": Phase("hetero.checkpoint.writer", "write_shard"),
     "leaving": Phase("torch.distributed", "destroy_process_group"),
@@ -515,7 +515,7 @@ def _rank_main(rank: int, case: Case, base: Path, folder: Path) -> None:
 def _wait_for_others_as(patience: Patience) -> None:
     """Beside what flags say: what none does, and less time to arrive than they allow, which are for busy hosts."""
     from hetero.distributed.failure_detector import FailureDetectorOptions  # noqa: PLC0415
-    from megatron.training import launch  # noqa: PLC0415
+    from megatron.pretrain import launch  # noqa: PLC0415
 
     def options(**given: float) -> FailureDetectorOptions:
         unsaid = {
@@ -547,7 +547,7 @@ def _flags(case: Case, base: Path, folder: Path) -> list[str]:
 
 def _write_corpus(folder: Path) -> None:
     """Write documents, whose indices are cached: those of training are there when evaluation asks for its own."""
-    from tests.unit.training.corpora import write_corpus  # noqa: PLC0415
+    from tests.unit.pretrain.corpora import write_corpus  # noqa: PLC0415
 
     write_corpus(folder / "corpus", [[token % 60 for token in range(200)] for _ in range(50)])
 

@@ -31,9 +31,9 @@ from hetero.spec.model import ModelSpec
 from hetero.spec.model_import import from_hugging_face, load_model
 from hetero.spec.parameters import Parameter, parameters
 from hetero.spec.profile import Profile, ProfileStore
-from megatron.training.cli.training_config import DataConfig
-from megatron.training.data import build_dataset
-from megatron.training.tokenizer import ByteLevelTokenizer, HuggingFaceTokenizer
+from megatron.pretrain.cli.training_config import DataConfig
+from megatron.pretrain.data import build_dataset
+from megatron.pretrain.tokenizer import ByteLevelTokenizer, HuggingFaceTokenizer
 from tests.fuzz.said import assert_says
 from tests.helpers.checkpoints import full_tensor, make_slices, plan_of, save_alone, sign, state_of
 from tests.helpers.models import gpt2_model, llama_model

@@ -16,7 +16,7 @@ from hetero.plan.ir import Plan
 from hetero.runtime.options import StageOptions
 from hetero.runtime.session import TrainingSession
 from hetero.runtime.trainer import Trainer
-from megatron.training.training import describe_rank, memory_errors
+from megatron.pretrain.training import describe_rank, memory_errors
 from tests.gpu.models import MODELS
 from tests.helpers.gpu_ranks import device_type_here, end_on, on_devices, placed_on, this_device
 from tests.helpers.plans import plan, replica, stage

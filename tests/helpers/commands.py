@@ -9,8 +9,8 @@ from pathlib import Path
 
 from hetero.plan.ir import Plan
 from hetero.spec.model import ModelSpec
-from megatron.training.cli.arguments import parse_args
-from megatron.training.cli.model_config import model_spec
+from megatron.pretrain.cli.arguments import parse_args
+from megatron.pretrain.cli.model_config import model_spec
 from tests.helpers.plans import plan, replica, stage
 
 ROOT = Path(__file__).parents[2]

@@ -30,11 +30,11 @@ from hetero.elastic.recovery import BadCopy, Restore, choose_step, lineage_of
 from hetero.plan.ir import Plan
 from hetero.runtime.session import TrainingSession
 from hetero.serialization import from_json
-from megatron.training.checkpointing import RunStart
-from megatron.training.cli.arguments import parse_args
-from megatron.training.elastic import ElasticRank
-from megatron.training.param_scheduler import build_scheduler
-from megatron.training.training import build_trainer
+from megatron.pretrain.checkpointing import RunStart
+from megatron.pretrain.cli.arguments import parse_args
+from megatron.pretrain.elastic import ElasticRank
+from megatron.pretrain.param_scheduler import build_scheduler
+from megatron.pretrain.training import build_trainer
 from tests.helpers.poisoned_memory import assert_filled, built
 from tests.helpers.sessions import Session, state_of, weights_of
 from tests.helpers.training import data_of

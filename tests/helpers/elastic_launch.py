@@ -13,7 +13,7 @@ from hetero.elastic.records import ASSIGNMENT_VARIABLE, RankReport
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.serialization import to_json
-from megatron.training import error_file
+from megatron.pretrain import error_file
 from tests.helpers.commands import MODEL
 from tests.helpers.elastic import Run
 from tests.helpers.forked_launch import run_script, say_into_files

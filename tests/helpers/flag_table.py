@@ -5,11 +5,11 @@ python -m tests.helpers.flag_table        writes them
 
 from collections.abc import Iterator, Mapping
 
-from megatron.training.cli.config import FLAGS
-from megatron.training.cli.fields import Flag
-from megatron.training.cli.preprocess_flags import IGNORED_PREPROCESS_FLAGS, REFUSED_PREPROCESS_FLAGS
-from megatron.training.cli.unsupported import UNSUPPORTED_FLAGS, values_that_ask_for_nothing
-from megatron.training.cli.without_effect import WITHOUT_EFFECT, WithoutEffect
+from megatron.pretrain.cli.config import FLAGS
+from megatron.pretrain.cli.fields import Flag
+from megatron.pretrain.cli.preprocess_flags import IGNORED_PREPROCESS_FLAGS, REFUSED_PREPROCESS_FLAGS
+from megatron.pretrain.cli.unsupported import UNSUPPORTED_FLAGS, values_that_ask_for_nothing
+from megatron.pretrain.cli.without_effect import WITHOUT_EFFECT, WithoutEffect
 from tests.helpers.module_map import ROOT
 from tools import preprocess_data
 

@@ -1,7 +1,7 @@
 """A legal command line of ``pretrain_gpt.py``, to which tests add flags and from which they take some."""
 
-from megatron.training.cli.arguments import parse_args
-from megatron.training.cli.config import PretrainConfig
+from megatron.pretrain.cli.arguments import parse_args
+from megatron.pretrain.cli.config import PretrainConfig
 
 BASE = {
     "--num-layers": "4",

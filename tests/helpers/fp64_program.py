@@ -25,8 +25,8 @@ from hetero.elastic.records import ASSIGNMENT_VARIABLE, DESCRIBE_VARIABLE, RankA
 from hetero.runtime.session import TrainingSession
 from hetero.runtime.stage import StageModel
 from hetero.serialization import load, save
-from megatron.training.evaluation import Evaluation
-from megatron.training.stopping import Stop
+from megatron.pretrain.evaluation import Evaluation
+from megatron.pretrain.stopping import Stop
 
 STEPS_FILE = "HETERO_TEST_STEPS_FILE"
 SLOWNESS_FILE = "HETERO_TEST_SLOWNESS_FILE"

@@ -31,7 +31,7 @@ def written() -> str:
 
 
 def _modules() -> Iterator[Path]:
-    folders = (ROOT / "hetero", ROOT / "megatron/training", ROOT / "tools")
+    folders = (ROOT / "hetero", ROOT / "megatron/pretrain", ROOT / "tools")
     found = [path for folder in folders for path in folder.rglob("*.py") if path.name != "__init__.py"]
     yield from sorted(found, key=lambda path: (path.parent.as_posix(), path.name))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from torch.distributed.run import get_args_parser
 
 from hetero.command_line import UsageError
-from megatron.training.cli.parser import read_flags
+from megatron.pretrain.cli.parser import read_flags
 from tests.helpers.reference_tables import hetero_parser
 from tests.helpers.sources import ROOT, name, text
 from tools import convert_checkpoint, preprocess_data, race_plans, verify_plan

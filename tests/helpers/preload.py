@@ -18,7 +18,7 @@ from megatron.core.datasets.gpt_dataset import MockGPTLowLevelDataset  # noqa: E
 import hetero.commands.elastic  # noqa: E402
 import hetero.elastic.agent  # noqa: E402
 import hetero.runtime.trainer  # noqa: E402, F401
-import megatron.training.training  # noqa: E402, F401
+import megatron.pretrain.training  # noqa: E402, F401
 import tests.helpers.shared_memory_group  # noqa: E402, F401  (torch keeps a list of such groups)
 from hetero.elastic.planning_problem import PlanningProblem  # noqa: E402
 from hetero.elastic.records import Epoch, RankAssignment  # noqa: E402

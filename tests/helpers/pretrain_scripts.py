@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from hetero.spec.model import ModelSpec
-from megatron.training.cli.arguments import parse_args
-from megatron.training.planning import described_model
+from megatron.pretrain.cli.arguments import parse_args
+from megatron.pretrain.planning import described_model
 from tests.helpers.sources import ROOT
 
 SCRIPTS = {path.stem.removeprefix("pretrain_"): path for path in sorted((ROOT / "scripts").glob("pretrain_*.sh"))}

@@ -18,8 +18,8 @@ from hetero.plan.ir import GradientSyncPlan, Plan, Replica, Stage
 from hetero.plan.offload import Offload
 from hetero.plan.provenance import PlanPrediction, PlanProvenance
 from hetero.spec.model import ModelSpec, RotaryScaling
-from megatron.training.cli.config import FLAGS, GROUPS
-from megatron.training.cli.fields import Flag
+from megatron.pretrain.cli.config import FLAGS, GROUPS
+from megatron.pretrain.cli.fields import Flag
 from tests.helpers.sources import ROOT
 
 BEGIN, END = "<!-- from the code: python -m tests.helpers.reference_tables -->", "<!-- end of what is from the code -->"

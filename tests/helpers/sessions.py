@@ -11,10 +11,10 @@ from hetero.plan.ir import Plan
 from hetero.runtime.optimizer import StepResult
 from hetero.runtime.session import TrainingSession
 from hetero.runtime.trainer import Trainer
-from megatron.training.checkpointing import load, saving, step_of_start
-from megatron.training.cli.arguments import parse_args
-from megatron.training.param_scheduler import build_scheduler
-from megatron.training.training import build_trainer
+from megatron.pretrain.checkpointing import load, saving, step_of_start
+from megatron.pretrain.cli.arguments import parse_args
+from megatron.pretrain.param_scheduler import build_scheduler
+from megatron.pretrain.training import build_trainer
 from tests.helpers.poisoned_memory import assert_filled, built
 from tests.helpers.shared_memory_group import with_shared_memory
 from tests.helpers.training import data_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hetero.distributed.environment import CUDA_DEFAULTS, describe_cuda_environment, set_cuda_environment
-from megatron.training.launch import launch_from
+from megatron.pretrain.launch import launch_from
 from tests.helpers.mistakes import FLAGS
 
 ROOT = Path(__file__).parents[3]

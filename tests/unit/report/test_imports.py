@@ -21,7 +21,7 @@ def loaded(*statements: str) -> set[str]:
 AS_A_RANK = (
     "from hetero.runtime import cpu_backend",
     "cpu_backend.install()",
-    "import megatron.training.training, hetero.emulation.ranks.setup",
+    "import megatron.pretrain.training, hetero.emulation.ranks.setup",
 )
 
 

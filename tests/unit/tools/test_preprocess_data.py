@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from hetero import extras
-from megatron.training import documents as reading
-from megatron.training.documents import cut_into_chunks, find_input
+from megatron.pretrain import documents as reading
+from megatron.pretrain.documents import cut_into_chunks, find_input
 from tests.helpers.small_tokenizers import write_word_level
 from tools import preprocess_data
 from tools.preprocess_data import Recipe, main, preprocess, tokenize_chunk
