@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from hetero.runtime.version_differences import define_kernels_without_triton
 from tests.helpers.file_order import in_order
 from tests.helpers.ranks import ANSWERS, POOL
 from tests.helpers.rotation import Row, rotation_of_today, waiting
@@ -14,6 +15,9 @@ from tests.helpers.shared_files import SharedFiles, garbage_of_imports_stays
 # A busy machine is no failure: what counts is counted, and every test has a time limit.
 settings.register_profile("busy machine", deadline=None)
 settings.load_profile("busy machine")
+
+# Before any file of tests imports megatron.core.
+define_kernels_without_triton()
 
 REAL_TIME = (
     *("e2e", "elastic", "faults"),

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 
 import torch
 
+from hetero.runtime.version_differences import define_kernels_without_triton
+
 _CPU = torch.device("cpu")
 
 
@@ -42,6 +44,7 @@ def install() -> None:
       dot_product_attention.py:217 reaches even with dropout 0
     """
     _drop_warnings_nobody_can_act_on()
+    define_kernels_without_triton()
     if torch.cuda.is_available():
         return
     warnings.filterwarnings("ignore", message=".*CUDA_DEVICE_MAX_CONNECTIONS")

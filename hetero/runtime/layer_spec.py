@@ -21,6 +21,7 @@ from hetero.plan.ir import Stage
 from hetero.runtime.attention import ScaledDotProductAttention
 from hetero.runtime.delayed_wgrad import SplitColumnParallelLinear, SplitRowParallelLinear
 from hetero.runtime.layer_choice import LayerChoice
+from hetero.runtime.version_differences import submodules_of
 from hetero.spec.model import ModelSpec
 
 
@@ -113,9 +114,9 @@ def _with_bias(linear: type) -> type:
 
 def _split_linear_layers(layer: ModuleSpec) -> None:
     """Let the linear layers of ``layer`` leave the gradients of their weights for later."""
-    attention, mlp = layer.submodules.self_attention.submodules, layer.submodules.mlp.submodules
+    attention, mlp = layer.submodules.self_attention.submodules, submodules_of(layer.submodules.mlp)
     attention.linear_qkv, attention.linear_proj = SplitColumnParallelLinear, SplitRowParallelLinear
-    parts = mlp.experts.submodules if hasattr(mlp, "experts") else mlp
+    parts = submodules_of(mlp.experts) if hasattr(mlp, "experts") else mlp
     parts.linear_fc1, parts.linear_fc2 = SplitColumnParallelLinear, SplitRowParallelLinear
 
 

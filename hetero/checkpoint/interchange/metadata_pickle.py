@@ -18,6 +18,7 @@ from torch.distributed.checkpoint import filesystem, metadata, planner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from hetero.errors import CheckpointError, ConfigError
+from hetero.runtime.version_differences import PATH_MODULES
 from hetero.serialization import read_bytes
 
 
@@ -49,7 +50,7 @@ _RECORDS: dict[str, tuple[_Named, ...]] = {
     ),
     "torch.serialization": (torch.serialization._get_layout,),
     "torch": (torch.Size,),
-    "pathlib": (type(Path()),),
+    **{module: (type(Path()),) for module in PATH_MODULES},
 }
 
 _ALLOWED: dict[tuple[str, str], object] = {

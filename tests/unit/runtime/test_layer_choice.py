@@ -242,8 +242,7 @@ def test_they_are_what_megatron_core_sets(monkeypatch: pytest.MonkeyPatch) -> No
     for backend, wanted in ATTENTION_VARIABLES.items():
         for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
             monkeypatch.delenv(name, raising=False)
-        LanguageModule._set_attention_backend(
-            SimpleNamespace(config=SimpleNamespace(attention_backend=AttnBackend[backend]))
-        )
+        config = SimpleNamespace(attention_backend=AttnBackend[backend], flash_attention_version=None)
+        LanguageModule._set_attention_backend(SimpleNamespace(config=config))
         found = tuple(os.environ[name] for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"))
         assert found == wanted, backend

@@ -42,7 +42,8 @@ def choice(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> L
     class Fused(torch.nn.Module):
         pass
 
-    attention = ModuleSpec(module=Fused, submodules=SelfAttentionSubmodules(linear_qkv=Fused, core_attention=Fused))
+    parts = SelfAttentionSubmodules(linear_qkv=Fused, core_attention=Fused, linear_proj=Fused)
+    attention = ModuleSpec(module=Fused, submodules=parts)
     submodules = TransformerLayerSubmodules(self_attention=attention, self_attn_bda=Fused, mlp=Fused, mlp_bda=Fused)
     fused = ModuleSpec(module=TransformerLayer, submodules=submodules)
     monkeypatch.setattr(layer_spec, "get_gpt_layer_with_transformer_engine_spec", lambda **_: fused)
@@ -84,4 +85,4 @@ def test_a_bias_of_attentions_output_alone(delay: int | None) -> None:
     [plain] = stage_spec(llama_model(), stage(layers=(0, 1), ranks=(0,), delay=delay), LOCAL).layer_specs
     linear, base = (each.submodules.self_attention.submodules.linear_proj for each in (layer, plain))
     assert linear.__bases__ == (base,)
-    assert layer.submodules.mlp == plain.submodules.mlp
+    assert str(layer.submodules.mlp) == str(plain.submodules.mlp)

@@ -1,0 +1,101 @@
+"""Every difference among the supported versions, made by hand: it holds whichever of them is installed."""
+
+import importlib
+import pickle
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hetero.runtime.version_differences import PATH_MODULES, define_kernels_without_triton, submodules_of
+
+KERNELS = """
+import os.path
+import triton
+import triton.language as tl
+from {package}.guarded import HAS_TRITON
+
+@triton.jit
+def copy(source, BLOCK: tl.constexpr):
+    return tl.load(source)
+"""
+GUARDED = """
+try:
+    import triton
+    HAS_TRITON = True
+except ImportError:
+    HAS_TRITON = False
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A package with a module of kernels and one that asks whether there is Triton, where there is none."""
+    name = "package_of_kernels"
+    folder = tmp_path / name
+    folder.mkdir()
+    for file, text in (("__init__", ""), ("kernels", KERNELS.format(package=name)), ("guarded", GUARDED)):
+        (folder / f"{file}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    for hidden in [each for each in sys.modules if each.partition(".")[0] == "triton"]:
+        monkeypatch.delitem(sys.modules, hidden)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    sys.meta_path.insert(0, NoTriton())
+    yield name
+    for each in [each for each in sys.modules if each.partition(".")[0] == name]:
+        del sys.modules[each]
+
+
+class NoTriton:
+    """Refuses to find Triton, where it is installed as well."""
+
+    def find_spec(self, fullname: str, *_: object) -> None:
+        if fullname.partition(".")[0] == "triton":
+            raise ModuleNotFoundError(fullname, name=fullname)
+
+
+class TestKernelsWithoutTriton:
+    def test_without_the_stand_in_they_cannot_be_imported(self, package: str) -> None:
+        with pytest.raises(ModuleNotFoundError, match="triton"):
+            importlib.import_module(f"{package}.kernels")
+
+    def test_with_it_they_can(self, package: str) -> None:
+        define_kernels_without_triton(frozenset({f"{package}.kernels"}))
+        kernels = importlib.import_module(f"{package}.kernels")
+        assert kernels.os.path is __import__("os").path, "all else is imported as ever"
+        with pytest.raises(TypeError):
+            kernels.copy[(1,)](None)
+
+    def test_all_others_hear_that_there_is_no_triton(self, package: str) -> None:
+        """Those that the module itself imports as well."""
+        define_kernels_without_triton(frozenset({f"{package}.kernels"}))
+        assert not importlib.import_module(f"{package}.kernels").HAS_TRITON
+        assert "triton" not in sys.modules
+
+    def test_it_is_there_once(self, package: str) -> None:
+        before = len(sys.meta_path)
+        for _ in range(2):
+            define_kernels_without_triton(frozenset({f"{package}.kernels"}))
+        assert len(sys.meta_path) == before + 1
+
+    def test_an_installed_triton_is_taken(self, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda _: SimpleNamespace())
+        before = list(sys.meta_path)
+        define_kernels_without_triton(frozenset({f"{package}.kernels"}))
+        assert sys.meta_path == before
+
+
+def test_submodules_of_either_form() -> None:
+    linear = SimpleNamespace(linear_fc1=None, linear_fc2=None)
+    assert submodules_of(SimpleNamespace(submodules=linear)) is linear
+    assert submodules_of(partial(dict, submodules=linear)) is linear
+
+
+def test_both_names_of_a_path() -> None:
+    """What this Python calls it is one of them, in every protocol."""
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert any(each.encode() in pickle.dumps(Path("a"), protocol) for each in PATH_MODULES)
