@@ -65,6 +65,7 @@ class Recipe:
     vocab_file: Path | None = None
     merge_file: Path | None = None
     vocab_size: int | None
+    null_eod: int | None = None
     json_keys: tuple[str, ...]
     append_eod: bool
     includes_special_tokens: bool | None
@@ -314,6 +315,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--vocab-file", type=Path, help="GPT2BPETokenizer: its vocab.json")
     parser.add_argument("--merge-file", type=Path, help="GPT2BPETokenizer: its merges.txt")
     parser.add_argument("--vocab-size", type=int, help="ids of NullTokenizer; a limit for the others")
+    parser.add_argument(
+        "--null-tokenizer-eod-id",
+        dest="null_eod",
+        type=whole_number(0),
+        help="NullTokenizer: id that --append-eod ends documents with (default: the last one)",
+    )
     parser.add_argument("--append-eod", action="store_true", help="end every document with the end-of-document token")
     parser.add_argument(
         "--tokenizer-hf-include-special-tokens",
@@ -341,7 +348,7 @@ def _parser() -> argparse.ArgumentParser:
 @functools.cache
 def _tokenizer(recipe: Recipe) -> Tokenizer:
     """Built once per process: far too large to travel with every task."""
-    names = ("tokenizer_type", "tokenizer_model", "vocab_size", "vocab_file", "merge_file")
+    names = ("tokenizer_type", "tokenizer_model", "vocab_size", "vocab_file", "merge_file", "null_eod")
     given = {name: getattr(recipe, name) for name in names}
     return build_tokenizer(**given, includes_special_tokens=bool(recipe.includes_special_tokens))
 

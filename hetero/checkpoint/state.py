@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, JsonValue
 
-from hetero.plan.batch_sizes import BatchRampup
+from hetero.plan.batch_sizes import VaryingBatch, by_flag
 from hetero.plan.ir import Plan, Precision
 from hetero.serialization import STRICT
 from hetero.spec.model import ModelSpec
@@ -65,7 +65,7 @@ class CheckpointState:
     adam_step: updates that were applied, which bias correction counts.
     scheduled_samples: those of these updates, which the learning-rate schedule counts; ``None`` in older checkpoints,
         where every update took the batch of the plan.
-    rampup: by which the batch grew, if it did.
+    rampup: by which the batch changed, if it did.
     generation_config: how text is generated from the model, as a generation_config.json says it: the ids that begin
         and end a text, and what else is known; ``None`` if nothing is.
     settings: ``None`` in older checkpoints, and if a converter wrote it.
@@ -82,7 +82,7 @@ class CheckpointState:
     train_samples: int | None = None
     adam_step: int = 0
     scheduled_samples: int | None = None
-    rampup: BatchRampup | None = None
+    rampup: VaryingBatch | None = None
     seed: int = 0
     loss_scaler: LossScalerState | None = None
     generation_config: dict[str, JsonValue] | None = None
@@ -93,8 +93,8 @@ class CheckpointState:
         return {
             "--seed": self.seed,
             "--seq-length": None if self.plan is None else self.plan.seq_length,
+            **by_flag(self.rampup),
             "--global-batch-size": None if self.plan is None else self.plan.global_batch_size,
-            "--rampup-batch-size": self.rampup,
         }
 
     def is_of_same_run(self, other: "CheckpointState") -> bool:

@@ -149,6 +149,8 @@ def _of_model(model: ModelSpec) -> Iterator[PlannedFlag]:
     divisors = _vocabulary_divisors(model)
     best = VOCABULARY_DIVISOR if VOCABULARY_DIVISOR in divisors else divisors[0]
     yield PlannedFlag("--make-vocab-size-divisible-by", str(best), also=tuple(map(str, divisors)))
+    for name in ("--no-pad-vocab-size", "--disable-pad-vocab-size"):
+        yield PlannedFlag(name, model.padded_vocab_size == model.vocab_size, is_written=False)
     yield from _of_experts(model)
 
 

@@ -1,9 +1,9 @@
-"""Divides a smaller global batch among the replicas of a plan, for the steps of a batch ramp-up.
+"""Divides another global batch among the replicas of a plan, for steps of a changing batch and for evaluations.
 
 A replica takes whole microbatches of each of its stages, so its share is a multiple of a unit, the least common
 multiple of the samples of their microbatches. Replicas of one unit divide what they have by largest remainders of their
 shares of the whole batch; of different units, the larger ones take what comes nearest to theirs as long as the others
-can take the rest. (A heuristic: nothing is simulated, and small batches are few of a run.)
+can take the rest. (A heuristic: nothing is simulated.)
 """
 
 import dataclasses
@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from hetero.errors import PlanError
-from hetero.plan.batch_sizes import BatchSizes
 from hetero.plan.communicators import PlanCommunicators
 from hetero.plan.ir import Plan, Replica
 from hetero.plan.validate import check_in_flight_is_deep_enough
@@ -37,33 +36,37 @@ def with_batch_size(plan: Plan, size: int) -> Plan:
     return dataclasses.replace(plan, global_batch_size=size, replicas=replicas)
 
 
-def check_batch_sizes(plan: Plan, sizes: BatchSizes) -> None:
-    """Check that ``plan`` can run the steps of every size, before the first of them runs.
+def check_batch_sizes(plan: Plan, sizes: Sequence[int], *, flag: str) -> None:
+    """Check that ``plan`` can run batches of every size, before the first of them runs.
+
+    Args:
+        sizes: other than that of ``plan``, ascending.
+        flag: that asks for them, with its value.
 
     Raises:
         PlanError: it cannot share batches of some sizes, which the message names, or deadlocks at one.
     """
     units = [_unit(replica) for replica in plan.replicas]
     weights = [replica.num_samples for replica in plan.replicas]
-    if bad := [size for size in sizes.smaller if _shares(size, units, weights) is None]:
+    if bad := [size for size in sizes if _shares(size, units, weights) is None]:
         every = math.lcm(*units)
         raise PlanError(
-            f"--rampup-batch-size {sizes.rampup}: {_counted(len(units), 'replica')} cannot share "
+            f"{flag}: {_counted(len(units), 'replica')} cannot share "
             f"{'batches' if len(bad) > 1 else 'a batch'} of {_listed(bad)} samples, as each takes at least one whole "
-            f"microbatch of its stages, multiples of {_listed(sorted(set(units)))}; an increment that {every} divides "
-            f"and a start of at least {every * len(units)} are possible, or lower the micro batch sizes"
+            f"microbatch of its stages, multiples of {_listed(sorted(set(units)))}; sizes that {every} divides, of at "
+            f"least {every * len(units)}, are possible, or lower the micro batch sizes"
         )
     full = _boundaries(plan)
-    for size in sizes.smaller:
-        smaller = with_batch_size(plan, size)
+    for size in sizes:
+        other = with_batch_size(plan, size)
         try:
-            check_in_flight_is_deep_enough(smaller)
+            check_in_flight_is_deep_enough(other)
         except PlanError as error:
-            raise PlanError(f"--rampup-batch-size {sizes.rampup}: in steps of {size} samples, {error}") from error
-        if not full <= _boundaries(smaller):
+            raise PlanError(f"{flag}: in batches of {size} samples, {error}") from error
+        if not full <= _boundaries(other):
             raise PlanError(
-                f"--rampup-batch-size {sizes.rampup}: in steps of {size} samples, interleaved stages send in another "
-                "order than they receive; choose sizes with a multiple of as many microbatches as a pipeline has ranks"
+                f"{flag}: in batches of {size} samples, interleaved stages send in another order than they receive; "
+                "choose sizes with a multiple of as many microbatches as a pipeline has ranks"
             )
 
 

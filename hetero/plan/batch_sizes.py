@@ -1,6 +1,8 @@
-"""Says how many samples each step of a run takes, also where the global batch grows in its first part."""
+"""Says how many samples each step of a run takes, also where the global batch changes while the run goes on."""
 
 import bisect
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
@@ -9,6 +11,13 @@ from typing import ClassVar, NamedTuple
 from pydantic import ConfigDict
 
 from hetero.serialization import STRICT
+
+
+class BatchChange(NamedTuple):
+    """A size of the global batch, and the sample of the run (counted from 0) from which on steps have it."""
+
+    first_sample: int
+    size: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,6 +29,7 @@ class BatchRampup:
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    flag: ClassVar[str] = "--rampup-batch-size"
 
     start: int
     increment: int
@@ -28,6 +38,55 @@ class BatchRampup:
     def __str__(self) -> str:
         """As the flag has it."""
         return f"{self.start} {self.increment} {self.samples}"
+
+    def changes(self, full: int) -> list[BatchChange]:
+        """Return all sizes up to ``full``, in order."""
+        increments = (full - self.start) // self.increment
+        # In whole numbers, where Megatron-LM divides: a size begins at the first sample that is not below.
+        return [
+            BatchChange(-(-k * self.samples // increments), self.start + k * self.increment)
+            for k in range(increments + 1)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchSchedule:
+    """Gives the global batch another size from certain tokens of the run on: ``--step-batch-size-schedule``.
+
+    A step after c samples has the size of the last entry that begins at or before sample c. An entry begins at whole
+    samples: its tokens are divided by the sequence length and rounded down, as in megatron-core.
+
+    entries: tokens before the first step of a size, and that size in samples; by ascending tokens, the first at 0.
+    seq_length: tokens of a sample.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    flag: ClassVar[str] = "--step-batch-size-schedule"
+
+    entries: tuple[tuple[int, int], ...]
+    seq_length: int = 1
+
+    def __str__(self) -> str:
+        """As the flag has it, quoted for a shell."""
+        return f"'{' '.join(f'{tokens}:{size}' for tokens, size in self.entries)}'"
+
+    @property
+    def largest(self) -> int:
+        """The largest size, for which a plan is made."""
+        return max(size for _, size in self.entries)
+
+    def changes(self, full: int) -> list[BatchChange]:
+        """Return all sizes in order, whatever ``full`` is."""
+        return [BatchChange(tokens // self.seq_length, size) for tokens, size in self.entries]
+
+
+VaryingBatch = BatchRampup | BatchSchedule
+"""What changes the global batch while a run goes on."""
+
+
+def by_flag(varying: VaryingBatch | None) -> dict[str, VaryingBatch | None]:
+    """Return for each flag that changes the batch its value in a run, ``None`` where it is not given."""
+    return {kind.flag: varying if isinstance(varying, kind) else None for kind in (BatchSchedule, BatchRampup)}
 
 
 class _Stretch(NamedTuple):
@@ -42,12 +101,12 @@ class _Stretch(NamedTuple):
 class BatchSizes:
     """How many samples each step takes, and which is the first of them; steps count from 0.
 
-    full: the global batch of the plan, and of every step without a ramp-up.
-    rampup: its ``increment`` divides the way from its ``start`` to ``full``, of which it is below.
+    full: the global batch of the plan, and of every step whose batch does not change.
+    rampup: what changes the batch. No size is above ``full``, and a ramp-up reaches it by whole increments.
     """
 
     full: int
-    rampup: BatchRampup | None = None
+    rampup: VaryingBatch | None = None
 
     def size(self, step: int) -> int:
         """Samples of a step."""
@@ -67,7 +126,7 @@ class BatchSizes:
     @property
     def smaller(self) -> tuple[int, ...]:
         """The sizes of steps that are smaller than the whole batch, ascending."""
-        return tuple(each.size for each in _stretches(self.full, self.rampup)[:-1])
+        return tuple(sorted({stretch.size for stretch in _stretches(self.full, self.rampup)} - {self.full}))
 
     def _stretch(self, step: int) -> _Stretch:
         stretches = _stretches(self.full, self.rampup)
@@ -75,16 +134,12 @@ class BatchSizes:
 
 
 @lru_cache(maxsize=64)
-def _stretches(full: int, rampup: BatchRampup | None) -> tuple[_Stretch, ...]:
+def _stretches(full: int, rampup: VaryingBatch | None) -> Sequence[_Stretch]:
     """All of them, in order; the last has no end."""
+    changes = [BatchChange(0, full)] if rampup is None else rampup.changes(full)
     stretches, step, sample = [], 0, 0
-    if rampup is not None:
-        increments = (full - rampup.start) // rampup.increment
-        for k in range(increments):
-            size = rampup.start + k * rampup.increment
-            # In whole numbers, where Megatron-LM divides: the next size begins at the first sample that is not below.
-            end = -(-(k + 1) * rampup.samples // increments)
-            if (steps := -(-(end - sample) // size)) > 0:
-                stretches.append(_Stretch(step, sample, size))
-                step, sample = step + steps, sample + steps * size
-    return (*stretches, _Stretch(step, sample, full))
+    for change, later in itertools.pairwise(changes):
+        if (steps := -(-(later.first_sample - sample) // change.size)) > 0:
+            stretches.append(_Stretch(step, sample, change.size))
+            step, sample = step + steps, sample + steps * change.size
+    return (*stretches, _Stretch(step, sample, changes[-1].size))

@@ -6,7 +6,6 @@ takes what is there, and only what is asked for by name and cannot be is an erro
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from megatron.core.fusions.fused_layer_norm import HAVE_FUSED_LAYER_NORM
@@ -52,7 +51,7 @@ class LayerChoice:
     bias_activation, bias_dropout: one kernel each, made by torch's compiler.
     rope: queries and keys are rotated by TransformerEngine's kernel.
     apex_norm: norms are Apex's.
-    cross_entropy: the fused loss, if any.
+    cross_entropy: the loss is megatron-core's fused one.
     gradient_accumulation: the kernel that computes a weight's gradient adds it up too, TransformerEngine's or apex's.
     fp8: format and recipe of TransformerEngine's products; ``None`` computes them in the plan's precision.
     """
@@ -64,7 +63,7 @@ class LayerChoice:
     bias_dropout: bool = False
     rope: bool = False
     apex_norm: bool = False
-    cross_entropy: Literal["native", "te"] | None = None
+    cross_entropy: bool = False
     gradient_accumulation: bool = False
     fp8: tuple[str, str] | None = None
 
@@ -83,7 +82,7 @@ class LayerChoice:
             "bias + dropout": self.bias_dropout,
             "rope": self.rope,
             "Apex norm": self.apex_norm,
-            f"cross entropy ({self.cross_entropy})": self.cross_entropy is not None,
+            "cross entropy": self.cross_entropy,
             "gradient accumulation": self.gradient_accumulation,
         }
         return tuple(name for name, is_fused in parts.items() if is_fused)
@@ -157,9 +156,7 @@ def choose_layers(plan: Plan, stage: Stage, options: StageOptions, *, device: to
         and HAVE_FUSED_LAYER_NORM
         and model.normalization == "LayerNorm"
         and plan.precision != "fp64",
-        cross_entropy=_cross_entropy(
-            options, plan.precision, has_te=on_cuda and HAVE_TE and device_type.has_transformer_engine
-        ),
+        cross_entropy=_fuses_cross_entropy(options, plan.precision),
         gradient_accumulation=options.gradient_accumulation_fusion
         and (transformer_engine or can_fuse_accumulation(GRADIENT_DTYPES[plan.precision])),
         fp8=_fp8(plan, stage, options, why_local=why_local),
@@ -205,17 +202,13 @@ def may_split_backward(options: StageOptions) -> bool:
     return options.transformer_impl == "local" or not HAVE_TE or is_te_min_version(DELAYS_WEIGHT_GRADIENTS)
 
 
-def _cross_entropy(options: StageOptions, precision: Precision, *, has_te: bool) -> Literal["native", "te"] | None:
-    if not options.cross_entropy_loss_fusion:
-        return None
-    if options.cross_entropy_fusion_impl == "native" and precision != "bf16":
+def _fuses_cross_entropy(options: StageOptions, precision: Precision) -> bool:
+    if options.cross_entropy_loss_fusion and precision != "bf16":
         raise ConfigError(
             f"--cross-entropy-loss-fusion: megatron-core's fused loss rounds its gradient to bf16, and the plan is in "
-            f"{precision}; add --cross-entropy-fusion-impl te, or leave both out"
+            f"{precision}; leave it out"
         )
-    if options.cross_entropy_fusion_impl == "te":
-        return "te" if has_te else None
-    return "native"
+    return options.cross_entropy_loss_fusion
 
 
 def _fp8(plan: Plan, stage: Stage, options: StageOptions, *, why_local: str) -> tuple[str, str] | None:

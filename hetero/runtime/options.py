@@ -25,8 +25,7 @@ class StageOptions:
     bias_gelu_fusion, bias_swiglu_fusion, bias_dropout_fusion: on CUDA, let the compiler make one kernel of these.
     rope_fusion: in TransformerEngine's layers, rotate queries and keys by its kernel.
     persist_layer_norm: where Apex normalizes, by its persistent kernel if it has one for the hidden size.
-    cross_entropy_loss_fusion: the loss by megatron-core's compiled functions (``native``: its gradient is rounded to
-        bf16), or by TransformerEngine's kernel where that is (``te``).
+    cross_entropy_loss_fusion: the loss by megatron-core's compiled functions, which round its gradient to bf16.
     fp8_format, fp8_recipe: of the stages that the plan has in fp8; see TransformerEngine's recipes. Without a format,
         ``hybrid``: e4m3 forward, e5m2 backward.
     fp8_amax_history_len, fp8_amax_compute_algo: of the recipe ``delayed``: over how many microbatches the largest
@@ -51,7 +50,6 @@ class StageOptions:
     rope_fusion: bool = True
     persist_layer_norm: bool = True
     cross_entropy_loss_fusion: bool = False
-    cross_entropy_fusion_impl: Literal["native", "te"] = "native"
     fp8_format: Literal["e4m3", "hybrid"] | None = None
     fp8_recipe: Literal["tensorwise", "delayed", "blockwise", "mxfp8"] = "delayed"
     fp8_amax_history_len: int = 1

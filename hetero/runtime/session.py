@@ -13,7 +13,7 @@ import torch.distributed as dist
 from hetero.distributed.process_groups import ParallelContext
 from hetero.distributed.rank_consensus import ConsensusError
 from hetero.plan.batch_shares import with_batch_size
-from hetero.plan.batch_sizes import BatchRampup, BatchSizes
+from hetero.plan.batch_sizes import BatchSizes, VaryingBatch
 from hetero.runtime.microbatch import DataPrefetcher, Microbatch
 from hetero.runtime.optimizer import StepResult
 from hetero.runtime.trainer import Trainer
@@ -49,7 +49,7 @@ class TrainingSession:
             ``--check-for-nan-in-loss-and-grad`` does. A loss scale that adapts finds its way by such steps: they are
             skipped, whatever this says.
         start_step: how many steps were done before.
-        rampup: lets the batch of a step grow to that of the plan; ``data`` grows likewise.
+        rampup: changes the batch of a step, at most to that of the plan; ``data`` changes likewise.
 
     Attributes:
         steps_done: since the run began, skipped ones too.
@@ -65,7 +65,7 @@ class TrainingSession:
         schedule: ParamScheduler | None = None,
         check_for_nan: bool = True,
         start_step: int = 0,
-        rampup: BatchRampup | None = None,
+        rampup: VaryingBatch | None = None,
     ) -> None:
         self.trainer = trainer
         self.steps_done = start_step

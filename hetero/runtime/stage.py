@@ -232,8 +232,7 @@ def _transformer_config(
         bias_dropout_fusion=choice.bias_dropout,
         persist_layer_norm=options.persist_layer_norm,
         apply_rope_fusion=choice.rope,
-        cross_entropy_loss_fusion=choice.cross_entropy is not None,
-        cross_entropy_fusion_impl=choice.cross_entropy or "native",
+        cross_entropy_loss_fusion=choice.cross_entropy,
         # With the cache megatron-core hands on ``is_first_microbatch``, and TransformerEngine (2.11, linear.py:833-838)
         # has the backward of the first microbatch overwrite ``main_grad``, whatever others have added to it before; and
         # fp8 copies of weights outlive an update unless somebody marks the microbatch behind it as the first.

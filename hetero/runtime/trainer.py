@@ -126,8 +126,7 @@ class Trainer:
             for s, (work, model) in stages.items()
         }
         self._executor = self._executor_of(program, plan)
-        self._evaluation = evaluation_program(plan, context.rank)
-        self._evaluator = self._executor_of(self._evaluation, plan)
+        self.change_evaluation_batch(plan)
         self.optimizer = Optimizer(context, self._buckets, adam, scaler=self.scaler, host=self._host)
         self._background: BackgroundCopies | None = None
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
@@ -155,6 +154,11 @@ class Trainer:
         self._sums.follow(program)
         self.host_activations.follow(program)
         self._executor = self._executor_of(program, plan)
+
+    def change_evaluation_batch(self, plan: Plan) -> None:
+        """Evaluate by ``plan`` from now on; argument as that of :meth:`change_batch`."""
+        self._evaluation = evaluation_program(plan, self._context.rank)
+        self._evaluator = self._executor_of(self._evaluation, plan)
 
     def _program_of(self, plan: Plan) -> Program:
         buckets = {local.number: local.bucket for local in self._buckets}
@@ -241,9 +245,12 @@ class Trainer:
         return self.update(wants_stop=wants_stop)
 
     def evaluate(self, microbatches: Sequence[Microbatch] | None) -> tuple[float, int]:
-        """Sum of the token losses of a global batch and how many tokens those are; collective over the world.
+        """Sum of the token losses of a batch and how many tokens those are; collective over the world.
 
-        The forward alone, without dropout. Args as those of :meth:`step`.
+        The forward alone, without dropout.
+
+        Args:
+            microbatches: as those of :meth:`step`, but of a batch of :meth:`change_evaluation_batch`.
         """
         self.finish_gather()
         totals = torch.zeros(2, dtype=torch.float64, device=self._context.device)

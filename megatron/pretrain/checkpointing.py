@@ -14,7 +14,7 @@ from hetero.checkpoint.writer import CheckpointWriter
 from hetero.distributed.process_groups import ParallelContext
 from hetero.distributed.rank_consensus import ConsensusError, from_rank_0, on_all_ranks
 from hetero.errors import ConfigError
-from hetero.plan.batch_sizes import BatchSizes
+from hetero.plan.batch_sizes import BatchSizes, by_flag
 from hetero.plan.ir import Plan
 from hetero.runtime.auxiliary_loss import changed_microbatch_note
 from hetero.runtime.mcore import dropout_state, restore_dropout_state
@@ -73,8 +73,10 @@ def load(
         return RunStart(generation_config=loaded.state.generation_config or {}, settings=settings)
     restore_scalars(loaded.state, loaded.rank_state, context, trainer, scheduler)
     say_what_differs(config, context, loaded.state, settings)
-    _say(context, f"loaded {loaded.path}; training goes on after step {step}")
-    return RunStart(step, loaded.state.generation_config or {}, settings)
+    start = step if wanted.override_step is None else wanted.override_step
+    taken = f", taken for step {start} (--override-ckpt-iteration)" if start != step else ""
+    _say(context, f"loaded {loaded.path}{taken}; training goes on after step {start}")
+    return RunStart(start, loaded.state.generation_config or {}, settings)
 
 
 class Saver:
@@ -274,7 +276,7 @@ def check_same_run(where: str, state: CheckpointState, config: PretrainConfig, p
         "--seed": config.run.seed,
         "--seq-length": plan.seq_length,
         "--global-batch-size": plan.global_batch_size,
-        "--rampup-batch-size": config.parallel.rampup,
+        **by_flag(config.parallel.rampup),
     }
     for flag, saved in state.samples_of_run().items():
         if saved == (given := given_flags[flag]):

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from hetero.distributed.rank_consensus import check_same_everywhere, on_all_ranks
 from hetero.errors import ConfigError
 from hetero.plan.batch_shares import with_batch_size
-from hetero.plan.batch_sizes import BatchRampup, BatchSizes
+from hetero.plan.batch_sizes import BatchSizes, VaryingBatch
 from hetero.plan.ir import Placement, Plan
 from hetero.plan.sample_order import microbatch_indices
 from hetero.runtime.microbatch import Microbatch
@@ -147,7 +147,7 @@ def microbatches(
     first_step: int,
     num_steps: int,
     num_workers: int,
-    rampup: BatchRampup | None = None,
+    rampup: VaryingBatch | None = None,
 ) -> Iterator[list[Microbatch]]:
     """Yield this rank's microbatches, one list per step, read ahead by ``num_workers`` processes; 0 reads in this one.
 
@@ -157,7 +157,7 @@ def microbatches(
         placement: of any of the rank's stages, which all see the same samples.
         dataset: as :func:`build_dataset` returns it, of ``plan.seq_length`` tokens per sample.
         first_step: steps done before, by a run that is resumed.
-        rampup: lets the batch of a step grow to that of ``plan``.
+        rampup: changes the batch of a step, at most to that of ``plan``.
 
     Raises:
         ConfigError: the dataset ends before step ``first_step + num_steps``; or, when the iterator comes to the step,

@@ -21,6 +21,7 @@ from hetero.elastic.records import RankAssignment, RankPhase
 from hetero.elastic.restoring import restore
 from hetero.emulation.shrunk_model import small_model
 from hetero.errors import CheckpointError, ConfigError
+from hetero.plan.batch_sizes import BatchRampup
 from hetero.plan.ir import Plan
 from hetero.runtime.compute_seconds import ComputeSeconds, compute_seconds
 from hetero.runtime.mcore import dropout_state
@@ -55,16 +56,27 @@ def describe(config: PretrainConfig, path: Path) -> None:
 
 
 def refuse_flags(config: PretrainConfig) -> None:
-    """Refuse flags that elastic training cannot follow: of what counts from the start of a process, and of a batch that
-    grows, whose sizes the plans of later epochs may not be able to share.
+    """Refuse flags that elastic training cannot follow: of what counts from the start of a process, and of batches that
+    the plans of later epochs may not be able to share.
 
     Raises:
         ConfigError: one is given.
     """
-    if config.parallel.rampup is not None:
+    if (varying := config.parallel.rampup) is not None:
+        fix = "leave it out" if isinstance(varying, BatchRampup) else "give --global-batch-size instead"
         raise ConfigError(
-            f"--rampup-batch-size {config.parallel.rampup}: elastic training keeps one batch under all of its plans; "
-            "leave it out, or train without hetero elastic"
+            f"{varying.flag} {varying}: elastic training keeps one batch under all of its plans; {fix}, or train "
+            "without hetero elastic"
+        )
+    if (size := config.run.eval_global_batch_size) is not None:
+        raise ConfigError(
+            f"--eval-global-batch-size {size}: elastic training evaluates in batches of --global-batch-size, which all "
+            "of its plans can share; leave it out and choose --eval-iters, or train without hetero elastic"
+        )
+    if (step := config.checkpoint.override_step) is not None:
+        raise ConfigError(
+            f"--override-ckpt-iteration {step}: elastic training loads a checkpoint whenever a job begins, and would "
+            "go back each time; leave it out, and save a first checkpoint of the run without hetero elastic"
         )
     if config.run.exit_duration_minutes is not None:
         raise ConfigError(

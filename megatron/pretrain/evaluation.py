@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from hetero.distributed.process_groups import ParallelContext
+from hetero.plan.batch_shares import with_batch_size
+from hetero.plan.ir import Plan
 from hetero.runtime.microbatch import DataPrefetcher
 from hetero.runtime.trainer import Trainer, reads_data
 from megatron.pretrain.cli.config import PretrainConfig
@@ -14,10 +16,12 @@ class Evaluation:
     """Computes the loss on one set of samples, always the same ones, whenever it is asked.
 
     split: the name under which it is reported.
+    plan: says how the ranks share a batch; that of the run, or what it is for batches of another size.
     num_batches: global batches.
     """
 
     split: Split
+    plan: Plan
     dataset: SampleDataset
     num_batches: int
     num_workers: int
@@ -40,13 +44,19 @@ class Evaluation:
             return None
         data = microbatches(
             self.dataset,
-            context.plan,
+            self.plan,
             context.work.placement,
             first_step=0,
             num_steps=self.num_batches,
             num_workers=self.num_workers,
         )
         return DataPrefetcher(data, context.device)
+
+
+def evaluated_plan(config: PretrainConfig, plan: Plan) -> Plan:
+    """Return ``plan`` for the batches of evaluations, which may have another size than those of training."""
+    size = config.run.eval_global_batch_size
+    return plan if size is None else with_batch_size(plan, size)
 
 
 def evaluated_splits(config: PretrainConfig) -> tuple[Split, ...]:

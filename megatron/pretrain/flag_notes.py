@@ -17,14 +17,12 @@ def flag_notes(config: PretrainConfig) -> RenderableType | None:
         several = len(config.notes) > 1
         parts.append(Text(f"warning: {len(config.notes)} {'flags have' if several else 'flag has'} no effect here"))
         parts.append(_table(config))
-    batch, samples, rampup = config.parallel.global_batch_size, config.run.train_samples, config.parallel.rampup
-    if rest := samples - BatchSizes(batch, rampup).first_sample(config.run.train_iters):
-        sizes = batch if rampup is None else f"{rampup.start} to {batch}"
+    samples, sizes = config.run.train_samples, BatchSizes(config.parallel.global_batch_size, config.parallel.rampup)
+    if rest := samples - sizes.first_sample(config.run.train_iters):
+        shown = f"{min(sizes.smaller)} to {sizes.full}" if sizes.smaller else sizes.full
+        end = f"the last {rest} fill no step and are left out" if rest > 0 else f"the last step takes {-rest} more"
         parts.append(
-            Text(
-                f"--train-samples {samples} are {config.run.train_iters} steps of {sizes}; the last {rest} fill no "
-                "step and are left out, as Megatron-LM does"
-            )
+            Text(f"--train-samples {samples} are {config.run.train_iters} steps of {shown}; {end}, as Megatron-LM does")
         )
     return Group(*parts) if parts else None
 

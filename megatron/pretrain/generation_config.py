@@ -9,9 +9,10 @@ from megatron.pretrain.tokenizer import NullTokenizer, SentencePieceTokenizer, T
 def generation_config_of(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the tokens that training with ``tokenizer`` taught: its end of document ends a text.
 
-    Nothing for a NullTokenizer: its last id ends mock data, and data that was tokenized elsewhere may end in another.
+    Nothing for a NullTokenizer, unless its end of document is given: its last id ends mock data, and data that was
+    tokenized elsewhere may end in another.
     """
-    if isinstance(tokenizer, NullTokenizer):
+    if isinstance(tokenizer, NullTokenizer) and tokenizer.given_eod is None:
         return {}
     config: dict[str, Any] = {"eos_token_id": tokenizer.eod}
     if isinstance(tokenizer, SentencePieceTokenizer):

@@ -360,7 +360,11 @@ def _checked(plan: Plan, config: PretrainConfig, model: ModelSpec, cluster: Clus
         seq_length=config.data.seq_length,
         global_batch_size=parallel.global_batch_size,
     )
-    check_batch_sizes(plan, BatchSizes(plan.global_batch_size, parallel.rampup))
+    if (varying := parallel.rampup) is not None:
+        sizes = BatchSizes(plan.global_batch_size, varying).smaller
+        check_batch_sizes(plan, sizes, flag=f"{varying.flag} {varying}")
+    if (size := config.run.eval_global_batch_size) is not None:
+        check_batch_sizes(plan, [size], flag=f"--eval-global-batch-size {size}")
     if parallel.hetero_cluster is not None and cluster is not None:
         check_plan_on_cluster(plan, cluster)
     if parallel.precision is not None and plan.precision != parallel.precision:

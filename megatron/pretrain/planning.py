@@ -52,6 +52,7 @@ def described_model(config: PretrainConfig) -> tuple[ModelSpec, int]:
         vocab_size=config.model.vocab_size,
         vocab_file=config.data.vocab_file,
         merge_file=config.data.merge_file,
+        null_eod=config.data.null_eod,
     )
     return model_spec(config.model, tokenizer_vocab_size=tokenizer.vocab_size), tokenizer.vocab_size
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from megatron.core.utils import configure_nvtx_profiling
 
 from hetero.errors import ConfigError
 from hetero.runtime.layer_choice import runs_cuda
@@ -73,7 +74,7 @@ def profiling(config: PretrainConfig, *, rank: int, device: torch.device, start_
         with _torch_profiler(config, rank=rank, device=device, wait=first, start_step=start_step) as profiler:
             yield profiler
         return
-    nsys = _Nsys(start_step=start_step + first, end_step=wanted.end_step)
+    nsys = _Nsys(start_step=start_step + first, end_step=wanted.end_step, nvtx_ranges=wanted.nvtx_ranges)
     nsys.after_step(start_step)
     try:
         yield nsys
@@ -118,15 +119,20 @@ class _TorchProfiler:
 
 
 class _Nsys:
-    """Tells nsys, which watches this process, where to begin and to end."""
+    """Tells nsys, which watches this process, where to begin and to end.
 
-    def __init__(self, *, start_step: int, end_step: int) -> None:
+    nvtx_ranges: megatron-core's layers mark their parts meanwhile.
+    """
+
+    def __init__(self, *, start_step: int, end_step: int, nvtx_ranges: bool) -> None:
         self._start_step = start_step
         self._end_step = end_step
+        self._nvtx_ranges = nvtx_ranges
         self._runs = False
 
     def after_step(self, step: int) -> None:
         if step == self._start_step:
+            configure_nvtx_profiling(self._nvtx_ranges)
             torch.cuda.profiler.start()
             self._runs = True
         if step == self._end_step:
@@ -135,4 +141,5 @@ class _Nsys:
     def stop(self) -> None:
         if self._runs:
             torch.cuda.profiler.stop()
+            configure_nvtx_profiling(False)
             self._runs = False

@@ -101,22 +101,28 @@ class ByteLevelTokenizer:
 
 @dataclass(frozen=True)
 class NullTokenizer:
-    """Reads ids written as decimal numbers, for mock data and data that was tokenized elsewhere. The last id is eod."""
+    """Reads ids written as decimal numbers, for mock data and data that was tokenized elsewhere.
+
+    given_eod: id that ends a document; ``None`` for the last one of the vocabulary.
+    """
 
     pad: ClassVar[int] = NO_TOKEN
     vocab_size: int
+    given_eod: int | None = None
 
     @property
     def eod(self) -> int:
-        return self.vocab_size - 1
+        return self.vocab_size - 1 if self.given_eod is None else self.given_eod
 
     @property
     def eod_origin(self) -> str:
-        return f"id {self.eod}, the last one of --vocab-size"
+        origin = "the last one of --vocab-size" if self.given_eod is None else "given by --null-tokenizer-eod-id"
+        return f"id {self.eod}, {origin}"
 
     @property
     def unique_identifiers(self) -> dict[str, str | int]:
-        return {"class": "NullTokenizer", "vocab_size": self.vocab_size}
+        given = {} if self.given_eod is None else {"eod_id": self.given_eod}
+        return {"class": "NullTokenizer", "vocab_size": self.vocab_size, **given}
 
     def tokenize(self, text: str) -> list[int]:
         """Return the ids that are written in ``text``.
@@ -329,6 +335,7 @@ def build_tokenizer(
     vocab_size: int | None,
     vocab_file: Path | None = None,
     merge_file: Path | None = None,
+    null_eod: int | None = None,
     includes_special_tokens: bool = False,
 ) -> Tokenizer:
     """Build the tokenizer that the flags ask for.
@@ -338,6 +345,7 @@ def build_tokenizer(
         tokenizer_model: a ``tokenizer.json``, a SentencePiece model, or a folder with one.
         vocab_size: the model's; ``NullTokenizer`` has no other, the rest must fit into it.
         vocab_file, merge_file: of ``GPT2BPETokenizer``.
+        null_eod: id that ends a document of ``NullTokenizer``; ``None`` for its last one.
         includes_special_tokens: of ``HuggingFaceTokenizer``, see there.
 
     Raises:
@@ -346,13 +354,8 @@ def build_tokenizer(
     if tokenizer_type not in TOKENIZER_TYPES:
         hint = near_match(tokenizer_type, list(TOKENIZER_TYPES)) or f" (known: {', '.join(TOKENIZER_TYPES)})"
         raise ConfigError(f"--tokenizer-type {tokenizer_type}: unknown{hint}")
-    given = {"--tokenizer-model": tokenizer_model, "--vocab-file": vocab_file, "--merge-file": merge_file}
-    wanted = TOKENIZER_FILES.get(tokenizer_type, {})
-    for name, value in given.items():
-        if value is None and name in wanted:
-            raise ConfigError(missing_tokenizer_file(tokenizer_type, name))
-        if value is not None and name not in wanted:
-            raise ConfigError(f"{name} {value}: {tokenizer_type} does not read it, remove the flag")
+    files = {"--tokenizer-model": tokenizer_model, "--vocab-file": vocab_file, "--merge-file": merge_file}
+    _check_given(tokenizer_type, files, null_eod)
     tokenizer: Tokenizer
     if vocab_file is not None and merge_file is not None:
         tokenizer = HuggingFaceTokenizer.of_gpt2_files(vocab_file, merge_file)
@@ -363,9 +366,7 @@ def build_tokenizer(
     elif tokenizer_model is not None:
         tokenizer = SentencePieceTokenizer.load(Path(tokenizer_model), asked_by=tokenizer_type)
     elif tokenizer_type == "NullTokenizer":
-        if vocab_size is None or vocab_size < 2:
-            raise ConfigError(f"NullTokenizer needs --vocab-size of at least 2, got {vocab_size}")
-        tokenizer = NullTokenizer(vocab_size=vocab_size)
+        tokenizer = _null_tokenizer(vocab_size, null_eod)
     else:
         tokenizer = ByteLevelTokenizer()
     if vocab_size is not None and vocab_size < tokenizer.vocab_size:
@@ -373,6 +374,32 @@ def build_tokenizer(
             f"--vocab-size {vocab_size} is below the {tokenizer.vocab_size} ids of {tokenizer_type}; raise or remove it"
         )
     return tokenizer
+
+
+def _check_given(tokenizer_type: str, files: Mapping[str, object], null_eod: int | None) -> None:
+    """Check that what is given is what the tokenizer reads.
+
+    Raises:
+        ConfigError: a file is missing, or the tokenizer does not read what is given.
+    """
+    wanted = TOKENIZER_FILES.get(tokenizer_type, {})
+    for name, value in files.items():
+        if value is None and name in wanted:
+            raise ConfigError(missing_tokenizer_file(tokenizer_type, name))
+        if value is not None and name not in wanted:
+            raise ConfigError(f"{name} {value}: {tokenizer_type} does not read it, remove the flag")
+    if null_eod is not None and tokenizer_type != "NullTokenizer":
+        raise ConfigError(
+            f"--null-tokenizer-eod-id {null_eod}: {tokenizer_type} has an end of document of its own, remove the flag"
+        )
+
+
+def _null_tokenizer(vocab_size: int | None, eod: int | None) -> NullTokenizer:
+    if vocab_size is None or vocab_size < 2:
+        raise ConfigError(f"NullTokenizer needs --vocab-size of at least 2, got {vocab_size}")
+    if eod is not None and not 0 <= eod < vocab_size:
+        raise ConfigError(f"--null-tokenizer-eod-id {eod} is not from 0 to {vocab_size - 1}: change it or --vocab-size")
+    return NullTokenizer(vocab_size=vocab_size, given_eod=eod)
 
 
 def check_tokenizer_files(

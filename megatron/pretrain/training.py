@@ -44,7 +44,7 @@ from megatron.pretrain.cli.training_config import OptimizerConfig
 from megatron.pretrain.data import SampleDataset, Split, build_dataset, microbatches
 from megatron.pretrain.elastic import ElasticRank
 from megatron.pretrain.emulation import emulated_config, emulation_notice, start_emulation
-from megatron.pretrain.evaluation import Evaluation, evaluated_splits
+from megatron.pretrain.evaluation import Evaluation, evaluated_plan, evaluated_splits
 from megatron.pretrain.flag_notes import flag_notes
 from megatron.pretrain.generation_config import generation_config_of_run
 from megatron.pretrain.launch import Launch, agree_on_plan, joined
@@ -202,6 +202,7 @@ def agree_on_plan_and_tokenizer(
             vocab_size=config.model.vocab_size,
             vocab_file=config.data.vocab_file,
             merge_file=config.data.merge_file,
+            null_eod=config.data.null_eod,
         )
     )
     model = on_all_ranks(lambda: model_spec(config.model, tokenizer_vocab_size=tokenizer.vocab_size))
@@ -217,11 +218,13 @@ def build_datasets(config: PretrainConfig, plan: Plan, tokenizer: Tokenizer) -> 
     batches = BatchSizes(plan.global_batch_size, config.parallel.rampup)
     num_samples = batches.first_sample(config.run.train_iters)
     dataset = build_dataset(config.data, tokenizer, split="train", num_samples=num_samples)
+    eval_plan = evaluated_plan(config, plan)
     evaluations = [
         Evaluation(
             split=split,
+            plan=eval_plan,
             dataset=build_dataset(
-                config.data, tokenizer, split=split, num_samples=config.run.eval_iters * plan.global_batch_size
+                config.data, tokenizer, split=split, num_samples=config.run.eval_iters * eval_plan.global_batch_size
             ),
             num_batches=config.run.eval_iters,
             num_workers=config.data.num_workers,
@@ -283,7 +286,7 @@ def build_trainer(
         host_cores: of this rank, for updates on the host; all that it may use, if ``None``.
         draws_weights: false where all weights are loaded next.
     """
-    return Trainer(
+    trainer = Trainer(
         context,
         options=config.stage if draws_weights else dataclasses.replace(config.stage, init_method_std=None),
         adam=adam_options(config.optimizer),
@@ -296,6 +299,8 @@ def build_trainer(
         ),
         loss_scale=config.loss_scale,
     )
+    trainer.change_evaluation_batch(evaluated_plan(config, context.plan))
+    return trainer
 
 
 def adam_options(config: OptimizerConfig) -> AdamOptions:

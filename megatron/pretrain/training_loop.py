@@ -152,8 +152,10 @@ class TrainingLoop:
         return self.metrics.outside_steps(doing) if self.metrics is not None else contextlib.nullcontext()
 
     def _evaluate(self, step: int, *, last: bool) -> None:
+        run = self.config.run
+        is_due = step % run.eval_interval == 0 and step >= run.start_eval_at_iter
         for evaluation in self.evaluations:
-            if last or (evaluation.split == "valid" and step % self.config.run.eval_interval == 0):
+            if last or (evaluation.split == "valid" and is_due):
                 self.detector.doing = f"evaluating after step {step}"
                 loss = evaluation.loss(self.context, self.session.trainer)
                 if self.metrics is not None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,10 @@ from tests.helpers.training import one_process_plan, trace_of
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(180)]
 
 RAMPUP = ["--rampup-batch-size", "4", "4", "16"]
+SCHEDULE = ["--step-batch-size-schedule", "0:4 128:12 320:8"]
+SCHEDULED_SIZES = [4, 4, 12, 8, 8]
+"""Of samples of 16 tokens: the third step begins at sample 8, the fourth at sample 20, as megatron-core counts."""
+
 SIZES = [4, 4, 8, 12, 12]
 """Of a batch of 12: two increments, of 8 samples each; the fourth step is the first behind 16."""
 HALF = 2
@@ -69,12 +73,12 @@ def everything_on_hosts() -> Plan:
     return activations_to_hosts(gradients_to_hosts(two_unlike_replicas(), speculate=True))
 
 
-def run(made: Plan, *, end_step: int, rampup: bool = True, **flags: str | None) -> list[Session]:
+def run(made: Plan, *, end_step: int, rampup: Sequence[str] = RAMPUP, **flags: str | None) -> list[Session]:
     if made.model.num_experts is not None:
         flags |= MOE_FLAGS
         flags["moe_router_load_balancing_type"] = "aux_loss" if made.micro_batch_sizes == (1,) else "seq_aux_loss"
     words = command_line(
-        global_batch_size=str(made.global_batch_size),
+        global_batch_size=None if rampup == SCHEDULE else str(made.global_batch_size),
         train_iters=None,
         train_samples=str(sum(SIZES)),
         hetero_plan="given.json",
@@ -82,18 +86,18 @@ def run(made: Plan, *, end_step: int, rampup: bool = True, **flags: str | None) 
         **({"use_distributed_optimizer": "", "overlap_param_gather": ""} if made.distributed_optimizer else {}),
         **flags,
     )
-    return run_ranks(session, made.world_size, made, [*words, *(RAMPUP if rampup else [])], end_step)
+    return run_ranks(session, made.world_size, made, [*words, *rampup], end_step)
 
 
 @functools.cache
-def alone(made: Plan) -> Session:
+def alone(made: Plan, *, scheduled: bool = False) -> Session:
     """One process from the start to the end."""
-    (one,) = run(one_process_plan(made), end_step=len(SIZES))
+    (one,) = run(one_process_plan(made), end_step=len(SIZES), rampup=SCHEDULE if scheduled else RAMPUP)
     return one
 
 
-def assert_is_one_process(made: Plan, ranks: list[Session], *, from_step: int) -> None:
-    expected = alone(made)
+def assert_is_one_process(made: Plan, ranks: list[Session], *, from_step: int, scheduled: bool = False) -> None:
+    expected = alone(made, scheduled=scheduled)
     by_name = {parameter.name: parameter for parameter in parameters(made.model)}
     for rank, mine in enumerate(ranks):
         assert mine.losses == pytest.approx(expected.losses[from_step:], rel=1e-9)
@@ -117,7 +121,25 @@ def test_a_run_that_ramps_up_goes_on_where_it_was(tmp_path: Path) -> None:
     assert state.train_samples == sum(SIZES)
     assert_is_one_process(made, run(made, end_step=len(SIZES), load=folder), from_step=HALF)
     with pytest.raises(AssertionError, match=r"with --rampup-batch-size 4 4 16, not without: .*; give --rampup-batch"):
-        run(made, end_step=HALF, load=folder, rampup=False)
+        run(made, end_step=HALF, load=folder, rampup=())
+
+
+@pytest.mark.slow
+def test_a_run_with_a_schedule_of_batch_sizes_goes_on_where_it_was(tmp_path: Path) -> None:
+    """The same; the batch grows to its whole size at once and shrinks again."""
+    made, folder = two_unlike_replicas(), str(tmp_path)
+    assert_is_one_process(made, run(made, end_step=5, rampup=SCHEDULE), from_step=0, scheduled=True)
+    counted = [result.num_tokens for result in alone(made, scheduled=True).results]
+    assert [round(tokens / (0.85 * 16)) for tokens in counted] == SCHEDULED_SIZES
+    run(sharded(made), end_step=3, save=folder, rampup=SCHEDULE)
+    state = read_state(find_checkpoint(tmp_path, 3))
+    assert (state.consumed_samples, state.scheduled_samples, state.adam_step) == (20, 20, 3)
+    later = run(made, end_step=5, load=folder, rampup=SCHEDULE)
+    assert_is_one_process(made, later, from_step=3, scheduled=True)
+    with pytest.raises(
+        AssertionError, match=r"with --step-batch-size-schedule '0:4 128:12 320:8', not without: .*; give"
+    ):
+        run(made, end_step=5, load=folder)
 
 
 def test_tokens_of_a_step_are_those_of_its_batch() -> None:
@@ -131,7 +153,7 @@ def test_tokens_of_a_step_are_those_of_its_batch() -> None:
 def test_a_small_batch_is_a_whole_one_to_who_knows_no_other() -> None:
     """The first step, with its auxiliary loss, is that of a plan whose batch has as many samples."""
     made = experts()
-    (small,) = run(one_process_plan(with_batch_size(made, SIZES[0])), end_step=1, rampup=False)
+    (small,) = run(one_process_plan(with_batch_size(made, SIZES[0])), end_step=1, rampup=())
     first = alone(made).results[0]
     assert (first.loss, first.grad_norm) == pytest.approx((small.results[0].loss, small.results[0].grad_norm), rel=1e-9)
 

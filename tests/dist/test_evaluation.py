@@ -10,8 +10,14 @@ from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
 from hetero.runtime.options import StageOptions
 from hetero.runtime.trainer import Trainer, reads_data
+from megatron.pretrain.cli.arguments import parse_args
+from megatron.pretrain.tokenizer import NullTokenizer
+from megatron.pretrain.training import build_datasets, build_trainer
+from tests.helpers.commands import command_line
 from tests.helpers.layouts import layouts
-from tests.helpers.plans import sharded
+from tests.helpers.models import gpt2_model
+from tests.helpers.plans import plan as plan_of
+from tests.helpers.plans import replica, sharded, stage
 from tests.helpers.ranks import run_alone, run_ranks
 from tests.helpers.shared_memory_group import with_shared_memory
 from tests.helpers.training import ADAM, SMALL_BUCKETS, microbatches, one_process, one_process_plan, train
@@ -59,6 +65,34 @@ def test_evaluation_is_one_processs(name: str, plan: Plan) -> None:
             assert tokens == all_tokens
         for parameter, weight in weights.items():
             np.testing.assert_array_equal(weight, trace.weights[-1][parameter], "evaluating changed the training")
+
+
+def losses_in_other_batches(rank: int, plan: Plan, argv: list[str]) -> list[float]:
+    """Evaluate by the flags before and after a step, whose batch is the plan's."""
+    config = parse_args(argv)
+    context = with_shared_memory(create_groups(plan, device=torch.device("cpu")))
+    trainer = build_trainer(config, context)
+    tokenizer = NullTokenizer(vocab_size=plan.model.vocab_size)
+    _, (evaluation,) = build_datasets(config, plan, tokenizer)
+    losses = [evaluation.loss(context, trainer)]
+    trainer.step(microbatches(plan, rank, step=0) if reads_data(context) else None)
+    return [*losses, evaluation.loss(context, trainer)]
+
+
+@pytest.mark.parametrize(("batches", "size"), [("1", "24"), ("4", "6")], ids=["larger", "smaller"])
+def test_the_batch_of_an_evaluation_changes_its_samples_alone(batches: str, size: str) -> None:
+    """Two batches of 12, one of 24 and four of 6 are the same samples, on unlike replicas and in one process."""
+    first = replica(stage(layers=(0, 4), ranks=(0, 1), tp=2, mbs=2), stage(layers=(4, 6), ranks=(2,)), num_samples=8)
+    model = gpt2_model(num_layers=6)
+    made = plan_of(model, [first, replica(stage(layers=(0, 6), ranks=(3,)), num_samples=4)], precision="fp64")
+    flags = {"global_batch_size": "12", "hetero_plan": "given.json", "init_method_std": "0.1", "seed": "7"}
+    whole = command_line(**flags, eval_iters="2")
+    (expected,) = run_ranks(losses_in_other_batches, 1, one_process_plan(made), whole)
+    other = command_line(**flags, eval_iters=batches, eval_global_batch_size=size)
+    for losses in run_ranks(losses_in_other_batches, made.world_size, made, other):
+        assert losses == pytest.approx(expected, rel=1e-9)
+    (fewer,) = run_ranks(losses_in_other_batches, 1, one_process_plan(made), command_line(**flags, eval_iters="1"))
+    assert fewer != pytest.approx(expected, rel=1e-6)
 
 
 def evaluate_twice(rank: int, plan: Plan) -> list[tuple[float, int]]:

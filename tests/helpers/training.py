@@ -11,7 +11,7 @@ import torch
 
 from hetero.distributed.process_groups import ParallelContext, create_groups
 from hetero.plan.batch_shares import with_batch_size
-from hetero.plan.batch_sizes import BatchRampup, BatchSizes
+from hetero.plan.batch_sizes import BatchSizes, VaryingBatch
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.runtime.loss_scaler import LossScaleOptions
@@ -115,7 +115,7 @@ def microbatches(plan: Plan, rank: int, *, step: int, first_sample: int | None =
 
 
 def data_of(
-    context: ParallelContext, *, first_step: int = 0, rampup: BatchRampup | None = None
+    context: ParallelContext, *, first_step: int = 0, rampup: VaryingBatch | None = None
 ) -> Iterator[list[Microbatch]] | None:
     """The microbatches of this rank from ``first_step`` on; ``None`` if it needs none."""
     if not reads_data(context):

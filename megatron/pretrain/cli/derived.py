@@ -3,10 +3,11 @@
 These functions take flags that :mod:`megatron.pretrain.cli.rules` has accepted.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Literal
 
-from hetero.plan.batch_sizes import BatchRampup, BatchSizes
+from hetero.plan.batch_sizes import BatchRampup, BatchSchedule, BatchSizes, VaryingBatch
 from hetero.plan.ir import Precision
 from hetero.runtime.options import AuxiliaryLoss
 from hetero.spec.model import Activation, RotaryScaling
@@ -102,6 +103,17 @@ def tokenizer_type(flags: FlagValues) -> TokenizerType:
     return given or "GPT2BPETokenizer"
 
 
+def is_vocabulary_unpadded(flags: FlagValues) -> bool:
+    """Whether the embedding has as many rows as the vocabulary has tokens."""
+    return bool(flags["--no-pad-vocab-size"] or flags["--disable-pad-vocab-size"])
+
+
+def make_vocab_size_divisible_by(flags: FlagValues) -> int:
+    """What the rows of the embedding are a multiple of; 1 leaves the vocabulary without padding."""
+    divisor: int = flags["--make-vocab-size-divisible-by"]
+    return 1 if is_vocabulary_unpadded(flags) else divisor
+
+
 def num_query_groups(flags: FlagValues) -> int:
     """Heads of keys and values: as many as of queries unless these share them."""
     name = "--num-query-groups" if flags["--group-query-attention"] else "--num-attention-heads"
@@ -150,23 +162,47 @@ def qkv_bias(flags: FlagValues) -> bool:
 
 
 def train_iters(flags: FlagValues) -> int:
-    """Steps of the run. Samples of a last step that they do not fill are left out, as Megatron-LM leaves them out."""
+    """Steps of the run. As in Megatron-LM, samples that do not fill a last step are left out; under a batch schedule, a
+    last step takes more samples than the run has left."""
     steps: int | None = flags["--train-iters"]
-    return steps if steps is not None else batch_sizes(flags).num_steps(flags["--train-samples"])
+    if steps is not None:
+        return steps
+    samples: int = flags["--train-samples"]
+    sizes = batch_sizes(flags)
+    return sizes.num_steps(samples - 1) + 1 if isinstance(sizes.rampup, BatchSchedule) else sizes.num_steps(samples)
 
 
-def rampup(flags: FlagValues) -> BatchRampup | None:
-    """By what the global batch grows, if it does."""
+def batch_schedule(flags: FlagValues) -> BatchSchedule | None:
+    """Sizes of the global batch by the tokens that a run has consumed, if they are given so."""
+    schedule: BatchSchedule | None = flags["--step-batch-size-schedule"]
+    return None if schedule is None else dataclasses.replace(schedule, seq_length=flags["--seq-length"])
+
+
+def global_batch_size(flags: FlagValues) -> int:
+    """The batch that a plan is made for: as given, else the largest one of the batch schedule."""
+    schedule = batch_schedule(flags)
+    size: int = flags["--global-batch-size"] if schedule is None else schedule.largest
+    return size
+
+
+def eval_global_batch_size(flags: FlagValues) -> int | None:
+    """The batch of evaluations; ``None`` where it is that of the plan."""
+    size: int | None = flags["--eval-global-batch-size"]
+    return None if size == global_batch_size(flags) else size
+
+
+def rampup(flags: FlagValues) -> VaryingBatch | None:
+    """By what the global batch changes, if it does."""
     values: tuple[int, ...] | None = flags["--rampup-batch-size"]
     if values is None:
-        return None
+        return batch_schedule(flags)
     start, increment, samples = values
     return BatchRampup(start=start, increment=increment, samples=samples)
 
 
 def batch_sizes(flags: FlagValues) -> BatchSizes:
     """How many samples each step takes."""
-    return BatchSizes(flags["--global-batch-size"], rampup(flags))
+    return BatchSizes(global_batch_size(flags), rampup(flags))
 
 
 def train_samples(flags: FlagValues) -> int:
@@ -195,8 +231,7 @@ def _samples(flags: FlagValues, iters: str, samples: str) -> int | None:
         counted: int | None = flags[samples]
         return counted
     steps: int | None = flags[iters]
-    batch: int = flags["--global-batch-size"]
-    return None if steps is None else steps * batch
+    return None if steps is None else steps * global_batch_size(flags)
 
 
 def weight_decay(flags: FlagValues) -> float:

@@ -6,6 +6,8 @@ the field), :func:`off_switch` (a flag that makes it false), :func:`computed` (a
 """
 
 import dataclasses
+import functools
+import operator
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
@@ -320,8 +322,7 @@ def _flag_name(field_name: str) -> str:
 def _without_none(annotation: Any) -> Any:
     if get_origin(annotation) not in (Union, types.UnionType):
         return annotation
-    (wanted,) = (choice for choice in get_args(annotation) if choice is not types.NoneType)
-    return wanted
+    return functools.reduce(operator.or_, (choice for choice in get_args(annotation) if choice is not types.NoneType))
 
 
 def _type_of(annotation: Any) -> ValueType[Any] | None:

@@ -151,6 +151,7 @@ class ProfilerConfig:
 
     start_step, end_step: the steps behind ``start_step`` up to ``end_step``, which counts from 1.
     torch: torch's profiler writes traces, else nsys is told when to begin and to end.
+    nvtx_ranges: parts of layers are marked for nsys.
     """
 
     enabled: bool = flag(
@@ -177,6 +178,20 @@ class ProfilerConfig:
         name="--use-pytorch-profiler",
         default=False,
         relations=Relations(needs=(_PROFILES, given("--tensorboard-dir"))),
+    )
+    nvtx_ranges: bool = flag(
+        "With --profile and nsys: mark the parts of layers by NVTX ranges, as megatron-core names them.",
+        default=False,
+        relations=Relations(
+            needs=(
+                _PROFILES,
+                Condition(
+                    lambda flags: not flags["--use-pytorch-profiler"],
+                    "nsys, so without --use-pytorch-profiler",
+                    note="torch's profiler records no NVTX ranges",
+                ),
+            )
+        ),
     )
     shapes: bool = flag(
         "With --use-pytorch-profiler: the shapes of tensors.",

@@ -1,6 +1,7 @@
 """Declares the flags of the model: its shape, and the options with which its layers are built."""
 
 import dataclasses
+from operator import itemgetter
 from typing import Literal, get_args
 
 from hetero.errors import ConfigError
@@ -19,11 +20,23 @@ from megatron.pretrain.cli.fields import (
     off_switch,
     switch,
 )
-from megatron.pretrain.cli.value_types import BELOW_1, COUNT, FRACTION, FROM_1, NOT_NEGATIVE, POSITIVE, one_of, or_off
+from megatron.pretrain.cli.value_types import (
+    BELOW_1,
+    COUNT,
+    FRACTION,
+    FROM_1,
+    NOT_NEGATIVE,
+    POSITIVE,
+    one_of,
+    only,
+    or_off,
+)
 
 _IS_ROPE = Condition(derived.is_rope, "--position-embedding-type rope")
 _OF_ROPE = Relations(needs=(_IS_ROPE,))
 _OF_ROPE_SCALING = Relations(needs=(given("--use-rope-scaling"),))
+_NO_PADDING = ("--no-pad-vocab-size", "--disable-pad-vocab-size")
+_OF_NO_PADDING = Relations(excludes=("--make-vocab-size-divisible-by",))
 _OF_EXPERTS = Relations(needs=(given("--num-experts"),))
 
 
@@ -68,7 +81,11 @@ class ModelConfig:
         Flag(
             "--position-embedding-type",
             "A learned vector per position, or rotated queries and keys.",
-            one_of("learned_absolute", "rope"),
+            dataclasses.replace(
+                one_of("learned_absolute", "rope"),
+                limit="one of learned_absolute, rope; --use-rope-scaling and --rotary-seq-len-interpolation-factor "
+                "stretch rope for long sequences",
+            ),
             default="learned_absolute",
         ),
         switch("--use-rotary-position-embeddings", "Old name of --position-embedding-type rope."),
@@ -146,10 +163,25 @@ class ModelConfig:
     vocab_size: int | None = flag(
         "Tokens of the model, at least the tokenizer's; without it, the tokenizer's.", COUNT, default=None
     )
-    make_vocab_size_divisible_by: int = flag(
-        "Pad the embedding to a multiple of this. Unlike Megatron-LM, the tensor-parallel size plays no part.",
-        COUNT,
-        default=VOCABULARY_DIVISOR,
+    make_vocab_size_divisible_by: int = computed(
+        derived.make_vocab_size_divisible_by,
+        Flag(
+            "--make-vocab-size-divisible-by",
+            "Pad the embedding to a multiple of this. Unlike Megatron-LM, the tensor-parallel size plays no part.",
+            COUNT,
+            default=VOCABULARY_DIVISOR,
+            relations=Relations(
+                idle=lambda flags: (
+                    flags["--make-vocab-size-divisible-by"] == 1 and derived.is_vocabulary_unpadded(flags)
+                )
+            ),
+        ),
+        switch(
+            _NO_PADDING[0],
+            "Do not pad the embedding. Every tensor-parallel size of the plan must divide the vocabulary.",
+            relations=_OF_NO_PADDING,
+        ),
+        switch(_NO_PADDING[1], "The same.", relations=_OF_NO_PADDING),
     )
     num_experts: int | None = flag(
         "Make every MLP a mixture of this many experts; 0 for none.", or_off(COUNT), default=None
@@ -251,11 +283,20 @@ STAGE_OPTIONS = {
     "persist_layer_norm": off_switch(
         "--no-persist-layer-norm", "Where Apex normalizes: not by its persistent kernel.", group=KERNELS
     ),
-    "cross_entropy_loss_fusion": flag("Compute the loss of a token by fused kernels.", group=KERNELS),
-    "cross_entropy_fusion_impl": flag(
-        "With that: megatron-core's, compiled, which round its gradient to bf16; or TransformerEngine's.",
-        group=KERNELS,
-        relations=Relations(needs=(given("--cross-entropy-loss-fusion"),)),
+    "cross_entropy_loss_fusion": computed(
+        itemgetter("--cross-entropy-loss-fusion"),
+        switch(
+            "--cross-entropy-loss-fusion",
+            "Compute the loss of a token by megatron-core's compiled kernels, which round its gradient to bf16.",
+            KERNELS,
+        ),
+        Flag(
+            "--cross-entropy-fusion-impl",
+            "Accepted for Megatron-LM's scripts.",
+            only("native", "TransformerEngine's fused loss is unstable, and Megatron-LM 0.19 refuses it, too"),
+            default="native",
+            group=KERNELS,
+        ),
     ),
     "fp8_format": flag(
         "Format of the stages that the plan has in fp8, and without a plan file of all: e4m3, or hybrid, which has "

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from hetero.cost.runtime_model import HETERO
 from hetero.emulation.options import EmulationOptions
-from hetero.plan.batch_sizes import BatchRampup
+from hetero.plan.batch_sizes import VaryingBatch
 from hetero.plan.ir import Precision, Recompute
 from hetero.planner.problem import Offloading, Problem
 from hetero.schedule.orders import BY_DEPTHS, ORDERS
@@ -25,6 +25,7 @@ from megatron.pretrain.cli.fields import (
     switch,
 )
 from megatron.pretrain.cli.value_types import (
+    BATCH_SCHEDULE,
     COUNT,
     COUNT_FROM_0,
     FRACTION_FROM_0,
@@ -188,8 +189,16 @@ class ParallelConfig:
     micro_batch_size: int | None = flag(
         "Without a plan, and then required: samples of one microbatch.", COUNT, default=None, relations=_STATED_BY_PLAN
     )
-    global_batch_size: int = flag("Samples of one step over all replicas.", COUNT)
-    rampup: BatchRampup | None = computed(
+    global_batch_size: int = computed(
+        derived.global_batch_size,
+        Flag(
+            "--global-batch-size",
+            "Samples of one step over all replicas. This or --step-batch-size-schedule is required.",
+            COUNT,
+            relations=Relations(excludes=("--step-batch-size-schedule",)),
+        ),
+    )
+    rampup: VaryingBatch | None = computed(
         derived.rampup,
         Flag(
             "--rampup-batch-size",
@@ -198,6 +207,13 @@ class ParallelConfig:
             COUNT,
             many=True,
             relations=Relations(excludes=("--hetero-emulate",)),
+        ),
+        Flag(
+            "--step-batch-size-schedule",
+            "Pairs TOKENS:SAMPLES, with --train-samples and in place of --global-batch-size: steps take SAMPLES once "
+            "the run has consumed TOKENS. Plans are made for the largest.",
+            BATCH_SCHEDULE,
+            relations=Relations(excludes=("--rampup-batch-size", "--hetero-emulate")),
         ),
     )
     recompute: Recompute = flag(

@@ -7,11 +7,13 @@ of the declarations.
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from megatron.pretrain.cli.config import FLAGS
 from megatron.pretrain.cli.derived import (
+    batch_schedule,
     batch_sizes,
     cluster_file,
     emulates,
@@ -34,6 +36,7 @@ _IN_STEPS_AND_SAMPLES = tuple((flag.relations.in_steps, flag.name) for flag in F
 
 _ALTERNATIVES = (
     ("--micro-batch-size", "--hetero-plan", "--hetero-cluster", "--hetero-emulate"),
+    ("--global-batch-size", "--step-batch-size-schedule"),
     ("--train-iters", "--train-samples"),
     ("--data-path", "--train-data-path", "--mock-data"),
     ("--tokenizer-type", "--vocab-file"),
@@ -168,6 +171,8 @@ def _harmful(name: str, flags: FlagValues) -> Iterator[str]:
 
 
 def _check_train_samples(flags: FlagValues) -> Iterator[str]:
+    if batch_schedule(flags) is not None:
+        return
     first = "--rampup-batch-size" if flags["--rampup-batch-size"] is not None else "--global-batch-size"
     size: int = flags[first][0] if first == "--rampup-batch-size" else flags[first]
     if has_samples(flags) and flags["--train-samples"] < size:
@@ -179,7 +184,7 @@ def _check_train_samples(flags: FlagValues) -> Iterator[str]:
 
 def _check_rampup(flags: FlagValues) -> Iterator[str]:
     name = "--rampup-batch-size"
-    if (values := flags[name]) is None:
+    if (values := flags[name]) is None or batch_schedule(flags) is not None:
         return
     shown = flags.shown(name)
     if len(values) != _RAMPUP_VALUES:
@@ -203,14 +208,39 @@ def _check_rampup(flags: FlagValues) -> Iterator[str]:
             f"{_MOST_INCREMENTS} are; raise the second number"
         )
     elif not has_samples(flags):
-        # As in Megatron-LM: a length in steps would not say over how much data.
-        sizes = batch_sizes(flags)
-        lengths = [
-            f"{samples} {sizes.first_sample(flags[iters])}"
-            for iters, samples in (("--train-iters", "--train-samples"), *_IN_STEPS_AND_SAMPLES)
-            if iters in flags.effective
-        ]
-        yield f"{shown} counts samples, and so does the run then: in place of steps give {' '.join(lengths)}"
+        yield _steps_of_varying_batch(shown, flags)
+
+
+def _steps_of_varying_batch(shown: str, flags: FlagValues) -> str:
+    """Refuse a length in steps, as Megatron-LM does for a ramp-up: it does not say over how much data."""
+    sizes = batch_sizes(flags)
+    lengths = [
+        f"{samples} {sizes.first_sample(flags[iters])}"
+        for iters, samples in (("--train-iters", "--train-samples"), *_IN_STEPS_AND_SAMPLES)
+        if iters in flags.effective
+    ]
+    return f"{shown} counts samples, and so does the run then: in place of steps give {' '.join(lengths)}"
+
+
+def _check_batch_schedule(flags: FlagValues) -> Iterator[str]:
+    if (schedule := batch_schedule(flags)) is None:
+        return
+    shown, changes = flags.shown(schedule.flag), schedule.changes(schedule.largest)
+    if changes[0].first_sample > 0:
+        yield (
+            f"{shown}: begins at {schedule.entries[0][0]} tokens, sample {changes[0].first_sample}, must begin at 0; "
+            "add the size of the first steps as 0:SAMPLES"
+        )
+        return
+    for (tokens, _), (change, later) in zip(schedule.entries[1:], itertools.pairwise(changes), strict=True):
+        if change.first_sample == later.first_sample:
+            yield (
+                f"{shown}: two sizes begin at sample {later.first_sample}, the second at {tokens} tokens: entries are "
+                f"at least {flags.shown('--seq-length')} apart; leave one out"
+            )
+            return
+    if not has_samples(flags):
+        yield _steps_of_varying_batch(shown, flags)
 
 
 _RAMPUP_VALUES = 3
@@ -281,8 +311,13 @@ def _check_tokenizer(flags: FlagValues) -> Iterator[str]:
         if file not in wanted and flags[file] is not None:
             reads = " and ".join(wanted) or "no file"
             yield f"{flags.shown(file)} has no effect: --tokenizer-type {name} reads {reads}"
-    if name == "NullTokenizer" and flags["--vocab-size"] is None:
+    if name != "NullTokenizer":
+        return
+    size, eod = flags["--vocab-size"], flags["--null-tokenizer-eod-id"]
+    if size is None:
         yield "--tokenizer-type NullTokenizer needs --vocab-size: it has no vocabulary of its own"
+    elif eod is not None and eod >= size:
+        yield f"{flags.shown('--null-tokenizer-eod-id')} is not below {flags.shown('--vocab-size')}: change one"
 
 
 def _check_learning_rates(flags: FlagValues) -> Iterator[str]:
@@ -339,10 +374,18 @@ def _check_weight_decay(flags: FlagValues) -> Iterator[str]:
 
 def _check_batches(flags: FlagValues) -> Iterator[str]:
     micro: int | None = flags["--micro-batch-size"]
-    if micro is not None and flags["--global-batch-size"] % micro:
-        yield (
-            f"{flags.shown('--global-batch-size')} is no multiple of {flags.shown('--micro-batch-size')}: change one"
-        )
+    if micro is None:
+        return
+    schedule = batch_schedule(flags)
+    for name in ("--global-batch-size", "--eval-global-batch-size"):
+        if (flags[name] or 0) % micro:
+            yield f"{flags.shown(name)} is no multiple of {flags.shown('--micro-batch-size')}: change one"
+    for size in sorted({size for _, size in schedule.entries} if schedule is not None else ()):
+        if size % micro:
+            yield (
+                f"{flags.shown('--step-batch-size-schedule')}: {size} samples are no multiple of "
+                f"{flags.shown('--micro-batch-size')}: change one"
+            )
 
 
 def _check_virtual_stages(flags: FlagValues) -> Iterator[str]:
@@ -370,6 +413,7 @@ def _check_profiled_steps(flags: FlagValues) -> Iterator[str]:
 _VALUES_FIT: tuple[_Check, ...] = (
     _check_train_samples,
     _check_rampup,
+    _check_batch_schedule,
     _check_experts,
     _check_ffn,
     _check_heads,

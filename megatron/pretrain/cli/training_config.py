@@ -48,6 +48,9 @@ _GROWS = Condition(
 _IS_WSD = equals("--lr-decay-style", "WSD")
 _OF_WSD = Relations(needs=(_IS_WSD,))
 _OF_FP16 = Relations(needs=(given("--fp16"),))
+_OF_EVALUATION = Relations(
+    needs=(Condition(lambda flags: flags["--eval-iters"] > 0, "--eval-iters above 0", switch="--eval-iters"),)
+)
 _OF_SAVE = Relations(needs=(given("--save"),))
 _OF_LOAD = Relations(needs=(given("--load"),))
 
@@ -71,6 +74,7 @@ class DataConfig:
     dataloader_type: of Megatron-LM's scripts, with one legal value.
     tokenizer_model: a ``tokenizer.json``, a SentencePiece model or the folder of one, where the tokenizer reads it.
     vocab_file, merge_file: both set exactly for ``GPT2BPETokenizer``.
+    null_eod: id that ends a document of ``NullTokenizer``; ``None`` for its last one.
     """
 
     seq_length: int = flag("Tokens of one sample.", COUNT)
@@ -125,6 +129,13 @@ class DataConfig:
     )
     vocab_file: Path | None = flag("GPT-2's vocab.json.", default=None)
     merge_file: Path | None = flag("GPT-2's merges.txt.", default=None)
+    null_eod: int | None = flag(
+        "With --tokenizer-type NullTokenizer: id that ends a document; without it the last one of --vocab-size.",
+        COUNT_FROM_0,
+        name="--null-tokenizer-eod-id",
+        default=None,
+        relations=Relations(needs=(equals("--tokenizer-type", "NullTokenizer"),)),
+    )
     eod_mask_loss: bool = flag("Leave the end of a document out of the loss.", default=False)
     dataloader_type: str = flag(
         "Accepted for Megatron-LM's scripts.",
@@ -290,6 +301,7 @@ class CheckpointConfig:
     save_interval: steps; ``None`` saves at the end alone.
     keep_last: checkpoints that stay; ``None`` keeps all.
     load_step: ``None`` is the newest.
+    override_step: step from which the run goes on in place of that of the checkpoint; ``None`` for the latter.
     finetune: load weights alone, and begin at step 1 with fresh moments, schedule and data.
     copy_every: steps; ``None`` chooses by what copies take.
     """
@@ -326,6 +338,14 @@ class CheckpointConfig:
         default=None,
         relations=_OF_LOAD,
     )
+    override_step: int | None = flag(
+        "With --load: go on as if the checkpoint were of this step, so with the data after it; learning rate and "
+        "optimizer go on where the checkpoint has them.",
+        COUNT_FROM_0,
+        name="--override-ckpt-iteration",
+        default=None,
+        relations=Relations(needs=_OF_LOAD.needs, excludes=("--finetune",)),
+    )
     finetune: bool = flag(
         "With --load: weights alone; steps, moments and data begin anew.", default=False, relations=_OF_LOAD
     )
@@ -340,7 +360,8 @@ class CheckpointConfig:
     @property
     def resumes(self) -> bool:
         """Whether the run, started again with these flags, goes on from the newest checkpoint that it has saved."""
-        return self.load is not None and self.load == self.save and self.load_step is None and not self.finetune
+        starts_elsewhere = self.load_step is not None or self.override_step is not None or self.finetune
+        return self.load is not None and self.load == self.save and not starts_elsewhere
 
 
 @config_dataclass
@@ -348,7 +369,9 @@ class RunConfig:
     """Says how long to train, from which seed, and when to evaluate.
 
     train_samples: what the schedules take for the length of the run; its last step may have no room for all of them.
-    eval_iters: global batches of an evaluation, every ``eval_interval`` steps and at the end; 0 for none.
+    eval_iters: global batches of an evaluation, every ``eval_interval`` steps from ``start_eval_at_iter`` on and at the
+        end; 0 for none.
+    eval_global_batch_size: samples of each of them; ``None`` for as many as the plan's.
     exit_interval: leave at a step that is a multiple of it; ``exit_duration_minutes``: leave after that time.
     check_for_nan: end with an error at a loss or a gradient that is not finite, unless a loss scale adapts to it.
     """
@@ -370,12 +393,20 @@ class RunConfig:
     train_samples: int = computed(derived.train_samples)
     seed: int = flag("Decides initial weights, dropout and the order of samples.", SEED, default=1234)
     eval_iters: int = flag("Global batches of an evaluation on validation data; 0 for none.", COUNT_FROM_0, default=0)
-    eval_interval: int = flag(
-        "Steps from one evaluation to the next.",
-        COUNT,
-        default=1000,
-        relations=Relations(
-            needs=(Condition(lambda flags: flags["--eval-iters"] > 0, "--eval-iters above 0", switch="--eval-iters"),)
+    eval_interval: int = flag("Steps from one evaluation to the next.", COUNT, default=1000, relations=_OF_EVALUATION)
+    start_eval_at_iter: int = flag(
+        "First step after which a run evaluates; it also evaluates at its end.",
+        COUNT_FROM_0,
+        default=0,
+        relations=_OF_EVALUATION,
+    )
+    eval_global_batch_size: int | None = computed(
+        derived.eval_global_batch_size,
+        Flag(
+            "--eval-global-batch-size",
+            "Samples of one global batch of an evaluation; without it, as many as of a step.",
+            COUNT,
+            relations=Relations(needs=_OF_EVALUATION.needs, excludes=("--hetero-emulate",)),
         ),
     )
     exit_interval: int | None = flag(

@@ -228,7 +228,7 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     ("use --vocab-size, which --make-vocab-size-divisible-by rounds up", "--padded-vocab-size"),
     (
         "documents are packed and attend to one another: leave it out",
-        "--reset-attention-mask --reset-position-ids",
+        "--reset-attention-mask --reset-position-ids --dataloader-inter-document-masking",
     ),
     ("write the prefixes behind --data-path or --train-data-path", "--data-args-path --per-split-data-args-path"),
     ("use --seq-length", "--encoder-seq-length --decoder-seq-length"),
@@ -248,6 +248,20 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         """,
     ),
     # The model.
+    (
+        "YaRN is not there yet: leave it out and stretch --position-embedding-type rope for long sequences with "
+        "--use-rope-scaling, as Llama 3.1 does, or --rotary-seq-len-interpolation-factor",
+        """
+        --yarn-original-max-position-embeddings --yarn-beta-fast --yarn-beta-slow
+        --yarn-correction-range-round-to-int --no-yarn-correction-range-round-to-int
+        """,
+    ),
+    (
+        "leave it out: TransformerEngine takes a FlashAttention that is installed and fits the device. To rule out "
+        "versions, do not install them, or set NVTE_FLASH_ATTN_V2, NVTE_FLASH_ATTN_V3 or NVTE_FLASH_ATTN_V4 to 0 for "
+        "all ranks, which TransformerEngine 2.20 reads",
+        "--flash-attention-version",
+    ),
     ("use --num-layers", "--encoder-num-layers --decoder-num-layers"),
     (
         "the activation is GeLU in its tanh form, SwiGLU with --swiglu, or ReLU with --hetero-relu: leave it out",

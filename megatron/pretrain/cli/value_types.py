@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Generic, Literal, TypeVar, get_args
 
+from hetero.plan.batch_sizes import BatchSchedule
 from hetero.serialization import near_match
 
 T = TypeVar("T")
@@ -168,6 +169,27 @@ def _parse_split(text: str) -> str:
     return text
 
 
+_TOKENS = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([KMBT]?)", re.IGNORECASE)
+_SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+def _parse_batch_schedule(text: str) -> BatchSchedule:
+    # Quotes inside a variable of a shell script are no quotes to the shell; megatron-core takes commas as well.
+    entries = []
+    for entry in text.strip("'\"").replace(",", " ").split():
+        tokens, _, size = entry.partition(":")
+        entries.append((_number_with_suffix(tokens), _number_with_suffix(size)))
+    if not entries or any(tokens > MOST * 1000 or not 1 <= size <= MOST for tokens, size in entries):
+        raise ValueError
+    return BatchSchedule(entries=tuple(sorted(entries)))
+
+
+def _number_with_suffix(text: str) -> int:
+    if (match := _TOKENS.fullmatch(text)) is None:
+        raise ValueError
+    return int(float(match[1]) * _SUFFIXES[match[2].upper()])
+
+
 COUNT = integer(1)
 COUNT_FROM_0 = integer(0)
 POSITIVE = number("a number above 0", lambda x: x > 0)
@@ -200,6 +222,12 @@ TOKENIZER = dataclasses.replace(
     limit="HuggingFaceTokenizer (which reads any model's tokenizer.json), GPT2BPETokenizer, Llama2Tokenizer, "
     "GPTSentencePieceTokenizer, SentencePieceTokenizer, ByteLevelTokenizer or NullTokenizer",
     choices=(),  # the nearest name to another of Megatron-LM's tokenizers would be a wrong advice
+)
+BATCH_SCHEDULE = ValueType(
+    shown="'TOKENS:SAMPLES ...'",
+    limit="one word of TOKENS:SAMPLES pairs in quotes, such as '0:768 250B:1536', where K, M, B and T stand for 10^3, "
+    "10^6, 10^9 and 10^12",
+    parse=_parse_batch_schedule,
 )
 SPLIT = ValueType(
     shown="SHARES",

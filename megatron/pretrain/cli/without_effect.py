@@ -139,7 +139,15 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         --cuda-graph-warmup-steps=N --te-rng-tracker
         """,
     ),
+    (
+        "an evaluation computes in the microbatches of the plan, on which its loss does not depend",
+        "--eval-micro-batch-size=N",
+    ),
     # Checkpoints.
+    (
+        "a checkpoint has the checksum of every part, and no part is loaded before it is verified, always",
+        "--verify-integrity",
+    ),
     (
         "checkpoints have one format, which any plan loads; tools/convert_checkpoint.py reads others",
         """

@@ -19,6 +19,11 @@ from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
 
 
+def check_rampup(made: Plan, rampup: BatchRampup) -> None:
+    sizes = BatchSizes(made.global_batch_size, rampup).smaller
+    check_batch_sizes(made, sizes, flag=f"--rampup-batch-size {rampup}")
+
+
 def of_units(*replicas: tuple[int, int]) -> Plan:
     """One rank per replica: its samples per microbatch, and its microbatches."""
     return plan(
@@ -94,15 +99,15 @@ def test_weights_are_gathered_alike_in_batches_of_all_sizes(name: str, size: int
 
 def test_all_sizes_that_cannot_be_shared_are_told_at_once() -> None:
     whole = of_units((4, 4), (2, 4))
-    check_batch_sizes(whole, BatchSizes(24, BatchRampup(start=6, increment=2, samples=100)))
+    check_rampup(whole, BatchRampup(start=6, increment=2, samples=100))
     with pytest.raises(PlanError) as error:
-        check_batch_sizes(whole, BatchSizes(24, BatchRampup(start=3, increment=3, samples=1000)))
+        check_rampup(whole, BatchRampup(start=3, increment=3, samples=1000))
     assert str(error.value) == (
         "--rampup-batch-size 3 3 1000: 2 replicas cannot share batches of 3, 9, 15, 21 samples, as each takes at least "
-        "one whole microbatch of its stages, multiples of 2, 4; an increment that 4 divides and a start of at least 8 "
-        "are possible, or lower the micro batch sizes"
+        "one whole microbatch of its stages, multiples of 2, 4; sizes that 4 divides, of at least 8, are possible, or "
+        "lower the micro batch sizes"
     )
-    check_batch_sizes(whole, BatchSizes(24, BatchRampup(start=8, increment=4, samples=1000)))
+    check_rampup(whole, BatchRampup(start=8, increment=4, samples=1000))
 
 
 def test_a_batch_at_which_interleaved_stages_deadlock_is_told() -> None:
@@ -111,9 +116,9 @@ def test_a_batch_at_which_interleaved_stages_deadlock_is_told() -> None:
     in_turns = [stage(layers=(s, s + 1), ranks=(s % 2,), depth=depth) for s, depth in enumerate(depths)]
     whole = plan(gpt2_model(), [replica(*in_turns, num_samples=6)])
     validate(whole)
-    check_batch_sizes(whole, BatchSizes(6, BatchRampup(start=4, increment=2, samples=10)))
-    message = r"^--rampup-batch-size 5 1 10: in steps of 5 samples, replica 0: in_flight \[4, 2, 6, 4, 5, 5\] of its "
+    check_rampup(whole, BatchRampup(start=4, increment=2, samples=10))
+    message = r"^--rampup-batch-size 5 1 10: in batches of 5 samples, replica 0: in_flight \[4, 2, 6, 4, 5, 5\] of its "
     with pytest.raises(
         PlanError, match=message + r"interleaved stages would deadlock; set it to \[5, 3, 6, 5, 5, 5\]$"
     ):
-        check_batch_sizes(whole, BatchSizes(6, BatchRampup(start=5, increment=1, samples=10)))
+        check_rampup(whole, BatchRampup(start=5, increment=1, samples=10))

@@ -59,6 +59,20 @@ def test_wrong_flags_are_said_as_ever(
     [
         ({"hetero_plan": "plan.json"}, "give --hetero-cluster.*leave --hetero-plan out"),
         ({"hetero_cluster": None, "micro_batch_size": "1"}, "give --hetero-cluster"),
+        (
+            {
+                "step_batch_size_schedule": "0:2,64:6",
+                "train_samples": "60",
+                "train_iters": None,
+                "global_batch_size": None,
+            },
+            "--step-batch-size-schedule '0:2 64:6': elastic training keeps one batch under all of its plans; give",
+        ),
+        (
+            {"eval_iters": "1", "eval_global_batch_size": "4"},
+            "--eval-global-batch-size 4: elastic training evaluates in",
+        ),
+        ({"load": "out", "override_ckpt_iteration": "4"}, "--override-ckpt-iteration 4: elastic training loads a"),
         ({"exit_duration_in_mins": "5"}, "--exit-duration-in-mins: the time of a rank begins anew with every epoch"),
         (
             {"rampup_batch_size": "2 2 9", "train_iters": None, "train_samples": "80"},

@@ -1,3 +1,4 @@
+import inspect
 import json
 import pickle
 from pathlib import Path
@@ -7,8 +8,10 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 from megatron.core.tokenizers.text.libraries.huggingface_tokenizer import HuggingFaceTokenizer as MegatronsTokenizer
+from megatron.core.tokenizers.text.libraries.null_tokenizer import NullTokenizer as MegatronsNullTokenizer
 
 from hetero.errors import ConfigError
+from megatron.pretrain.generation_config import generation_config_of
 from megatron.pretrain.tokenizer import Tokenizer, _naming, build_tokenizer
 from tests.helpers.small_tokenizers import write_gpt2, write_sentencepiece, write_tokenizer, write_word_level
 
@@ -238,6 +241,31 @@ def test_null_tokenizer_keeps_to_the_vocabulary_it_is_given() -> None:
     for text in ("100", "-1", "x", "²", "9" * 5000):
         with pytest.raises(ConfigError, match="no token id from 0 to 99"):
             tokenizer.tokenize(text)
+
+
+def test_null_tokenizer_ends_documents_as_megatron_cores() -> None:
+    """From 0.18 on it takes the id, too; it is part of what the indices of samples are known by."""
+    tokenizer = build_tokenizer(tokenizer_type="NullTokenizer", tokenizer_model=None, vocab_size=100, null_eod=7)
+    assert (tokenizer.vocab_size, tokenizer.eod) == (100, 7)
+    assert tokenizer.eod_origin == "id 7, given by --null-tokenizer-eod-id"
+    assert tokenizer.unique_identifiers == {"class": "NullTokenizer", "vocab_size": 100, "eod_id": 7}
+    assert tokenizer.detokenize([3, 7, 99]) == "3 99"
+    assert generation_config_of(tokenizer) == {"eos_token_id": 7}
+    if "eod_id" in inspect.signature(MegatronsNullTokenizer.__init__).parameters:
+        megatrons = MegatronsNullTokenizer(100, eod_id=7)
+        assert (megatrons.vocab_size, megatrons.eod) == (tokenizer.vocab_size, tokenizer.eod)
+
+
+@pytest.mark.parametrize(
+    ("kind", "eod", "message"),
+    [
+        ("NullTokenizer", 300, "--null-tokenizer-eod-id 300 is not from 0 to 299: change it or --vocab-size"),
+        ("ByteLevelTokenizer", 7, "7: ByteLevelTokenizer has an end of document of its own, remove the flag"),
+    ],
+)
+def test_an_end_of_document_that_cannot_be(kind: str, eod: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_tokenizer(tokenizer_type=kind, tokenizer_model=None, vocab_size=300, null_eod=eod)
 
 
 @pytest.mark.parametrize("kind", ["ByteLevelTokenizer", "NullTokenizer"])

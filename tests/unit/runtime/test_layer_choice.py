@@ -122,7 +122,7 @@ def test_a_planner_may_split_backwards_beside_todays_transformer_engine() -> Non
         ({"transformer_impl": "local"}, ("bias + activation", "bias + dropout")),
         (
             {"cross_entropy_loss_fusion": True},
-            ("bias + activation", "bias + dropout", "rope", "cross entropy (native)", ACCUMULATION),
+            ("bias + activation", "bias + dropout", "rope", "cross entropy", ACCUMULATION),
         ),
     ],
 )
@@ -165,14 +165,10 @@ def test_torchs_attention_in_transformer_engines_layers() -> None:
     assert not chosen(made(), attention_backend="flash").torch_attention
 
 
-def test_a_fused_loss_rounds_as_its_flag_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    fused = {"cross_entropy_loss_fusion": True}
-    assert chosen(made(), **fused).cross_entropy == "native"
-    assert chosen(made(), **fused, cross_entropy_fusion_impl="te").cross_entropy == "te"
-    with pytest.raises(ConfigError, match="rounds its gradient to bf16, and the plan is in fp16"):
-        chosen(made(precision="fp16"), **fused)
-    volta = made(precision="fp16", device="V100-16")
-    assert chosen(volta, **fused, cross_entropy_fusion_impl="te").cross_entropy is None, "and the loss is the same"
+def test_a_fused_loss_needs_a_plan_in_bf16() -> None:
+    assert chosen(made(), cross_entropy_loss_fusion=True).cross_entropy
+    with pytest.raises(ConfigError, match="rounds its gradient to bf16, and the plan is in fp16; leave it out"):
+        chosen(made(precision="fp16"), cross_entropy_loss_fusion=True)
 
 
 def test_fp8_of_the_stages_that_the_plan_says() -> None:

@@ -86,6 +86,16 @@ def test_jsonl_comes_back_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "left out 1 empty" in written
 
 
+def test_numbers_end_in_the_id_that_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_jsonl(tmp_path / "in" / "a.jsonl", ["3 1", "4"])
+    null = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "10"]
+    assert run(tmp_path, *null, "--append-eod", "--null-tokenizer-eod-id", "7") == 0
+    assert documents(tmp_path) == [[3, 1, 7], [4, 7]]
+    assert "end of document: id 7, given by --null-tokenizer-eod-id" in capsys.readouterr().out
+    assert run(tmp_path, "--null-tokenizer-eod-id", "7", "--overwrite") == 2
+    assert "ByteLevelTokenizer has an end of document of its own, remove the flag" in capsys.readouterr().err
+
+
 def test_each_text_file_is_a_document_in_the_order_of_names(tmp_path: Path) -> None:
     for name, text in {"b.py": "B\r\n", "a.py": "A", "sub/c.py": "C", "a.txt": "T", ".git/d.py": "D"}.items():
         file = tmp_path / "in" / name

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from hetero.errors import ConfigError
-from hetero.plan.batch_sizes import BatchRampup
+from hetero.plan.batch_sizes import BatchRampup, BatchSchedule
 from hetero.spec.model import RotaryScaling
 from megatron.pretrain.cli.config import FLAGS
 from tests.helpers.flags import GROWING_DECAY, MOE, ROPE, SCALED, WSD, command, parse
@@ -37,6 +37,11 @@ FILES = {"context": "--data-path a", "without": "--mock-data"}
 GPT2 = {"context": "--vocab-file a --merge-file b", "without": "--tokenizer-type"}
 SPLIT_FILES = {"context": "--train-data-path a", "without": "--mock-data"}
 SAMPLES = {"context": "--train-samples 800", "without": "--train-iters"}
+SCHEDULE = BatchSchedule(seq_length=32, entries=((0, 2), (1000, 8)))
+SCHEDULED = {
+    "context": "--train-samples 801 --step-batch-size-schedule 0:4",
+    "without": "--train-iters --global-batch-size",
+}
 CLUSTER = {"context": "--hetero-cluster c.yaml", "without": "--micro-batch-size"}
 EMULATED = {"context": "--hetero-emulate c.yaml", "without": "--micro-batch-size"}
 PIPELINED = {"context": "--pipeline-model-parallel-size 2"}
@@ -86,6 +91,8 @@ EFFECTS = [
     Effect("--untie-embeddings-and-output-weights", "model.tied_embeddings", False),
     Effect("--vocab-size 200", "model.vocab_size", 200),
     Effect("--make-vocab-size-divisible-by 64", "model.make_vocab_size_divisible_by", 64),
+    Effect("--no-pad-vocab-size", "model.make_vocab_size_divisible_by", 1),
+    Effect("--disable-pad-vocab-size", "model.make_vocab_size_divisible_by", 1),
     Effect("--num-experts 4", "model.num_experts", 4, context="--disable-bias-linear"),
     Effect("--moe-router-topk 1", "model.moe_router_topk", 1, context=MOE),
     Effect("--moe-ffn-hidden-size 16", "model.moe_ffn_hidden_size", 16, context=MOE),
@@ -110,9 +117,6 @@ EFFECTS = [
     Effect("--no-rope-fusion", "stage.rope_fusion", False),
     Effect("--no-persist-layer-norm", "stage.persist_layer_norm", False),
     Effect("--cross-entropy-loss-fusion", "stage.cross_entropy_loss_fusion", True),
-    Effect(
-        "--cross-entropy-fusion-impl te", "stage.cross_entropy_fusion_impl", "te", context="--cross-entropy-loss-fusion"
-    ),
     Effect("--fp8-format hybrid", "stage.fp8_format", "hybrid", context="--bf16"),
     Effect("--fp8-recipe blockwise", "stage.fp8_recipe", "blockwise", context="--bf16 --fp8-format e4m3"),
     Effect("--fp8-amax-history-len 16", "stage.fp8_amax_history_len", 16, context="--bf16 --fp8-format e4m3"),
@@ -141,6 +145,7 @@ EFFECTS = [
     ),
     Effect("--vocab-file v", "data.vocab_file", Path("v"), **GPT2),
     Effect("--merge-file m", "data.merge_file", Path("m"), **GPT2),
+    Effect("--null-tokenizer-eod-id 7", "data.null_eod", 7),
     Effect("--eod-mask-loss", "data.eod_mask_loss", True),
     Effect("--num-workers 0", "data.num_workers", 0),
     Effect("--adam-beta1 0.8", "optimizer.adam_beta1", 0.8),
@@ -216,10 +221,14 @@ EFFECTS = [
     Effect("--async-save", "checkpoint.asynchronous", True, context="--save out"),
     Effect("--load out", "checkpoint.load", Path("out")),
     Effect("--ckpt-step 7", "checkpoint.load_step", 7, context="--load out"),
+    Effect("--override-ckpt-iteration 7", "checkpoint.override_step", 7, context="--load out"),
+    Effect("--override-ckpt-iteration 0", "checkpoint.override_step", 0, context="--load out"),
     Effect("--finetune", "checkpoint.finetune", True, context="--load out"),
     Effect("--hetero-elastic-copy-every 5", "checkpoint.copy_every", 5),
     Effect("--eval-iters 10", "run.eval_iters", 10),
     Effect("--eval-interval 20", "run.eval_interval", 20, context="--eval-iters 10"),
+    Effect("--start-eval-at-iter 50", "run.start_eval_at_iter", 50, context="--eval-iters 10"),
+    Effect("--eval-global-batch-size 4", "run.eval_global_batch_size", 4, context="--eval-iters 10"),
     Effect("--exit-interval 30", "run.exit_interval", 30),
     Effect("--exit-duration-in-mins 1.5", "run.exit_duration_minutes", 1.5),
     Effect("--no-overlap-grad-reduce", "parallel.overlap_grad_reduce", False),
@@ -234,6 +243,9 @@ EFFECTS = [
     Effect("--train-samples 407", "run.train_samples", 407, **SAMPLES),
     Effect("--rampup-batch-size 2 2 30", "parallel.rampup", BatchRampup(start=2, increment=2, samples=30), **SAMPLES),
     Effect("--rampup-batch-size 2 2 30", "run.train_iters", 105, **SAMPLES),
+    Effect("--step-batch-size-schedule 0:2,1K:8", "parallel.rampup", SCHEDULE, **SCHEDULED),
+    Effect("--step-batch-size-schedule 0:2,1K:8", "parallel.global_batch_size", 8, **SCHEDULED),
+    Effect("--step-batch-size-schedule 0:2,1K:8", "run.train_iters", 113, **SCHEDULED),
     Effect("--seed 1", "run.seed", 1),
     Effect("--seed 1", "data.seed", 1),
     Effect("--no-check-for-nan-in-loss-and-grad", "run.check_for_nan", False),
@@ -271,6 +283,7 @@ EFFECTS = [
     Effect("--profile-step-end 20", "profiler.end_step", 20, context="--profile"),
     Effect("--profile-ranks 1 3", "profiler.ranks", (1, 3), context="--profile"),
     Effect("--use-pytorch-profiler", "profiler.torch", True, context="--profile --tensorboard-dir logs"),
+    Effect("--nvtx-ranges", "profiler.nvtx_ranges", True, context="--profile"),
     Effect("--pytorch-profiler-collect-shapes", "profiler.shapes", True, **TORCH_PROFILER),
     Effect("--pytorch-profiler-collect-callstack", "profiler.callstack", True, **TORCH_PROFILER),
 ]
@@ -278,6 +291,7 @@ EFFECTS = [
 SINGLE_VALUES = {
     "--optimizer": ("adam", "sgd"),
     "--context-parallel-size": ("1", "2"),
+    "--cross-entropy-fusion-impl": ("native", "te"),
     "--dataloader-type": ("single", "cyclic"),
     "--expert-model-parallel-size": ("1", "8"),
 }

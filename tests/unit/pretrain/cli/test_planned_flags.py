@@ -70,11 +70,19 @@ def test_whoever_repeats_what_the_plan_says_contradicts_nothing(model: ModelSpec
     assert launch_flags(planned, written) == written
 
 
+@pytest.mark.parametrize("rows", [256, 257])
+def test_a_vocabulary_without_padding_may_be_said_in_either_way(rows: int) -> None:
+    unpadded = plan_for(gpt2_model(vocab_size=rows, padded_vocab_size=rows))
+    written = launch_flags(planned_flags(unpadded, PATH), [*OWN, "--no-pad-vocab-size"])
+    assert parse_args(written).model.make_vocab_size_divisible_by == 1
+
+
 @pytest.mark.parametrize(
     ("given", "agrees"),
     [
         (["--make-vocab-size-divisible-by", "130"], True),
         (["--make-vocab-size-divisible-by", "128"], False),
+        (["--no-pad-vocab-size"], False),
         (["--norm-epsilon", "0.00001"], True),
         (["--norm-epsilon=1e-6"], False),
         (["--group-query-attention", "--num-query-groups", "4"], True),

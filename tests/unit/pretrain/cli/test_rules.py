@@ -191,6 +191,85 @@ def test_a_plan_states_what_the_uniform_plans_flags_would(flag: str) -> None:
             "--rampup-batch-size 4 2 9 and --hetero-emulate c exclude each other",
         ),
         ("--micro-batch-size 3", "", "--global-batch-size 8 is no multiple of --micro-batch-size 3"),
+        # A schedule of batch sizes; samples have 32 tokens.
+        ("", "--global-batch-size", "required and missing: --global-batch-size (or --step-batch-size-schedule)"),
+        (
+            "--step-batch-size-schedule 0:8",
+            "",
+            "--global-batch-size 8 and --step-batch-size-schedule '0:8' exclude each other",
+        ),
+        (
+            "--step-batch-size-schedule 0:2,64:8 --rampup-batch-size 4 2 9 --train-samples 80",
+            "--train-iters --global-batch-size",
+            "exclude each other",
+        ),
+        (
+            "--step-batch-size-schedule 0:2,64:8 --train-samples 80 --hetero-emulate c",
+            "--train-iters --global-batch-size --micro-batch-size",
+            "and --hetero-emulate c exclude each other",
+        ),
+        (
+            "--step-batch-size-schedule 1K:8 --train-samples 80",
+            "--train-iters --global-batch-size",
+            "'1000:8': begins at 1000 tokens, sample 31, must begin at 0; add the size of the first steps as 0:SAMPLES",
+        ),
+        (
+            "--step-batch-size-schedule 0:2,64:4,95:8 --train-samples 80",
+            "--train-iters --global-batch-size",
+            "two sizes begin at sample 2, the second at 95 tokens: entries are at least --seq-length 32 apart",
+        ),
+        (
+            # Steps of 2, 8, 8, ..., of which the first three are the decay.
+            "--step-batch-size-schedule 0:2,64:8 --lr-decay-iters 3",
+            "--global-batch-size",
+            "'0:2 64:8' counts samples, and so does the run then: in place of steps give --train-samples 794 "
+            "--lr-decay-samples 18",
+        ),
+        (
+            "--step-batch-size-schedule 0:3,64:8 --train-samples 80",
+            "--train-iters --global-batch-size",
+            "--step-batch-size-schedule '0:3 64:8': 3 samples are no multiple of --micro-batch-size 2: change one",
+        ),
+        *(
+            (
+                f"--step-batch-size-schedule {wrong} --train-samples 80",
+                "--train-iters --global-batch-size",
+                f"--step-batch-size-schedule: '{wrong}' is not one word of TOKENS:SAMPLES pairs in quotes",
+            )
+            for wrong in ("8", "0:0", "0:8,x:9", "0:1e3", "0:8:9", "0:", ",")
+        ),
+        # Evaluations.
+        ("--start-eval-at-iter 5", "", "--start-eval-at-iter 5 has no effect without --eval-iters above 0"),
+        ("--eval-global-batch-size 4", "", "--eval-global-batch-size 4 has no effect without --eval-iters above 0"),
+        (
+            "--eval-iters 1 --eval-global-batch-size 3",
+            "",
+            "--eval-global-batch-size 3 is no multiple of --micro-batch-size 2: change one",
+        ),
+        (
+            "--eval-iters 1 --eval-global-batch-size 4 --hetero-emulate c",
+            "--micro-batch-size",
+            "--eval-global-batch-size 4 and --hetero-emulate c exclude each other",
+        ),
+        # What else Megatron-LM 0.17 and newer has.
+        (
+            "--no-pad-vocab-size --make-vocab-size-divisible-by 64",
+            "",
+            "--no-pad-vocab-size and --make-vocab-size-divisible-by 64 exclude each other",
+        ),
+        ("--null-tokenizer-eod-id 100", "", "--null-tokenizer-eod-id 100 is not below --vocab-size 100: change one"),
+        (
+            "--null-tokenizer-eod-id 7 --tokenizer-type ByteLevelTokenizer",
+            "",
+            "--null-tokenizer-eod-id 7 has no effect without --tokenizer-type NullTokenizer",
+        ),
+        ("--override-ckpt-iteration 0", "", "--override-ckpt-iteration 0 has no effect without --load"),
+        (
+            "--load l --finetune --override-ckpt-iteration 5",
+            "",
+            "--override-ckpt-iteration 5 and --finetune exclude each other",
+        ),
+        ("--position-embedding-type yarn", "", "'yarn' is not one of learned_absolute, rope; --use-rope-scaling and"),
     ],
 )
 def test_refused(flags: str, without: str, message: str) -> None:
@@ -221,6 +300,8 @@ def test_refused(flags: str, without: str, message: str) -> None:
         ("--weight-decay-incr-style constant --start-weight-decay 0 --end-weight-decay 0.0", "--weight-decay 0"),
         ("--lr-wsd-decay-iters 0 --lr-wsd-decay-samples 0", ""),
         ("--num-query-groups 6", ""),
+        ("--eval-iters 1 --eval-global-batch-size 8", "--eval-iters 1"),
+        ("--eval-iters 1 --start-eval-at-iter 0", "--eval-iters 1"),
         ("--rotary-seq-len-interpolation-factor 1", ""),
         (f"{SCALED} --rotary-seq-len-interpolation-factor 1.0", SCALED),
         (
@@ -242,6 +323,31 @@ def test_details_of_what_is_switched_off_are_accepted() -> None:
         parse("--eval-interval 50")
     assert parse("--num-experts 0 --moe-router-topk 1 --moe-aux-loss-coeff 0.01").model.num_experts is None
     assert not parse("--optimizer-offload-fraction 0").parallel.optimizer_cpu_offload
+
+
+@pytest.mark.parametrize(
+    ("flags", "note"),
+    [
+        ("--nvtx-ranges", "nothing is profiled without --profile"),
+        (
+            "--nvtx-ranges --profile --use-pytorch-profiler --tensorboard-dir l",
+            "torch's profiler records no NVTX ranges",
+        ),
+        (
+            "--verify-integrity",
+            "a checkpoint has the checksum of every part, and no part is loaded before it is verified",
+        ),
+        ("--eval-micro-batch-size 4", "an evaluation computes in the microbatches of the plan"),
+    ],
+)
+def test_a_flag_that_changes_nothing_is_named_in_the_log(flags: str, note: str) -> None:
+    reasons = dict(parse(flags).notes)
+    assert reasons[flags.split()[0]].startswith(note)
+
+
+def test_a_run_that_starts_elsewhere_does_not_resume_by_the_same_flags() -> None:
+    assert parse("--load s --save s").checkpoint.resumes
+    assert not parse("--load s --save s --override-ckpt-iteration 5").checkpoint.resumes
 
 
 def test_a_weight_decay_that_grows_from_itself_to_itself() -> None:
