@@ -3,27 +3,29 @@
 Ignoring one of them would train another model than the user asked for, on other data or for another time, or save or
 load something else; what may be ignored is in :mod:`.without_effect`. A flag whose value asks for nothing, such as
 ``--mtp-num-layers 0``, is let pass as well. The names are those of Megatron-LM from
-megatron-core 0.11 to 0.17, older ones only where scripts in the wild still use them. Two more programs have their
-flags here, as command lines that are moved to this one bring them along: FlagScale and torchrun.
+megatron-core 0.11 to 0.19, older ones only where scripts in the wild still use them.
 """
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-_GROUPS: tuple[tuple[str, str], ...] = (
+from megatron.pretrain.cli.unsupported_elsewhere import FLAGSCALE, OTHER_WORK, TORCHRUN
+
+_OF_PRETRAINING: tuple[tuple[str, str], ...] = (
     # Checkpoints, evaluation, length of the run.
     (
         "checkpoints have one format here, which any plan loads: leave it out and use --save, --save-interval, "
         "--hetero-keep-last, --async-save, --load, --ckpt-step or --finetune; tools/convert_checkpoint.py reads others",
         """
-        --persistent-save-interval --save-retain-interval --save-wgrads-interval --save-dgrads-interval
-        --no-save-optim --no-save-rng --load-main-params-from-ckpt --pretrained-checkpoint
-        --no-initialization --exit-on-missing-checkpoint --use-checkpoint-args --use-mp-args-from-checkpoint-args
+        --persistent-save-interval --save-retain-interval --save-wgrads-interval --save-dgrads-interval --no-save-optim
+        --no-save-rng --load-main-params-from-ckpt --pretrained-checkpoint --no-initialization
+        --exit-on-missing-checkpoint --use-checkpoint-args --use-mp-args-from-checkpoint-args
         --no-use-tokenizer-model-from-checkpoint-args --disable-use-tokenizer-model-from-checkpoint-args
         --non-persistent-save-interval --non-persistent-ckpt-type --non-persistent-global-ckpt-dir
         --non-persistent-local-ckpt-dir --non-persistent-local-ckpt-algo --ckpt-convert-format --ckpt-convert-save
         --ckpt-convert-update-legacy-dist-opt-format --no-strict-fsdp-dtensor-load --disable-strict-fsdp-dtensor-load
-        --replication --replication-jump --replication-factor
+        --replication --replication-jump --replication-factor --save-activations-interval --save-params-interval
+        --save-tokens-per-expert-interval
         """,
     ),
     (
@@ -37,7 +39,9 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     ),
     (
         "leave it out: evaluation is --eval-interval and --eval-iters, on the validation share of the data",
-        "--full-validation --multiple-validation-sets --skip-train --test-mode",
+        """
+        --full-validation --multiple-validation-sets --skip-train --test-mode --validation-set-names
+        """,
     ),
     (
         "leave it out: SIGTERM saves and leaves, as do SIGINT, SIGHUP, SIGUSR1 and SIGUSR2, and --exit-interval or "
@@ -66,12 +70,11 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         "leave it out: weights stay in bf16 under --fp8-format and --fp8-recipe, a plan (--hetero-plan) says which "
         "stages are in fp8, and there is no fp4",
         """
-        --fp8-quantizer-factory --fp8-margin --no-fp8-wgrad
-        --disable-fp8-wgrad --fp8-e4m3 --fp8-hybrid --first-last-layers-bf16 --num-layers-at-start-in-bf16
-        --num-layers-at-end-in-bf16 --fp4-format --fp4-recipe --fp4-param-gather --fp4-quantizer-factory
-        --te-precision-config-file --reuse-grad-buf-for-mxfp8-param-ag --moe-router-padding-for-fp8
-        --moe-router-padding-for-quantization --kitchen-config-file --kitchen-recipe-number --use-kitchen-attention
-        --kitchen-attention-backend
+        --fp8-quantizer-factory --fp8-margin --no-fp8-wgrad --disable-fp8-wgrad --fp8-e4m3 --fp8-hybrid
+        --first-last-layers-bf16 --num-layers-at-start-in-bf16 --num-layers-at-end-in-bf16 --fp4-format --fp4-recipe
+        --fp4-param-gather --fp4-quantizer-factory --te-precision-config-file --reuse-grad-buf-for-mxfp8-param-ag
+        --moe-router-padding-for-fp8 --moe-router-padding-for-quantization --kitchen-config-file --kitchen-recipe-number
+        --use-kitchen-attention --kitchen-attention-backend --fp8-output-proj
         """,
     ),
     # Who holds which part of the model.
@@ -112,6 +115,9 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         --outer-dp-sharding-strategy --fsdp-double-buffer --fsdp-manual-registration --create-all-gather-group
         --suggested-communication-unit-size --enable-full-sharding-in-hsdp --init-model-with-meta-device
         --megatron-fsdp-main-params-dtype --megatron-fsdp-main-grads-dtype --megatron-fsdp-grad-comm-dtype
+        --fsdp-db-use-persist-buf-on-alloc-fail --megatron-fsdp-enable-fine-grained-param-gather
+        --megatron-fsdp-max-pool-double-buffer --tensor-parallel-num-weight-shards
+        --expert-tensor-parallel-num-weight-shards
         """,
     ),
     (
@@ -119,7 +125,10 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         "--cpu-offloading-num-layers or offload in a plan (--hetero-plan)",
         """
         --cpu-offloading-retain-pinned-cpu-buffers --no-pin-cpu-grads --no-pin-cpu-params
-        --fine-grained-activation-offloading --offload-modules --min-offloaded-tensor-size
+        --fine-grained-activation-offloading --offload-modules --min-offloaded-tensor-size --activation-offload-fraction
+        --delay-offload-until-cuda-graph --delta-offload-bytes-across-pp-ranks
+        --fine-grained-offloading-max-inflight-offloads --moe-paged-stash --moe-paged-stash-buffer-size-factor-cpu
+        --moe-paged-stash-buffer-size-factor-cuda --moe-paged-stash-page-size
         """,
     ),
     ("use --recompute-granularity selective", "--recompute-activations"),
@@ -128,8 +137,8 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         "leave it out: --recompute-granularity full recomputes every layer of a stage, or with --recompute-num-layers "
         "its first ones; a plan (--hetero-plan) says so for each stage",
         """
-        --recompute-modules --checkpoint-num-layers
-        --distribute-saved-activations --moe-layer-recompute
+        --recompute-modules --checkpoint-num-layers --distribute-saved-activations --moe-layer-recompute
+        --mlp-chunks-for-training
         """,
     ),
     # Communication.
@@ -144,53 +153,6 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         "--use-tp-pp-dp-mapping --distributed-timeout-seconds-after-init --lazy-mpu-init --fake-process-group",
     ),
     ("start with torchrun, which tells each process its rank in the environment", "--local-rank --local_rank"),
-    (
-        "it is a flag of torchrun and stands before the program: torchrun FLAGS-OF-TORCHRUN pretrain_gpt.py FLAGS; "
-        "'hetero launch PLAN.json' writes that line for each host",
-        """
-        --nnodes --nproc-per-node --nproc_per_node --node-rank --node_rank --master-addr --master_addr --master-port
-        --master_port --standalone --rdzv-backend --rdzv_backend --rdzv-endpoint --rdzv_endpoint --rdzv-id --rdzv_id
-        --rdzv-conf --rdzv_conf --local-addr --local_addr --max-restarts --max_restarts --monitor-interval
-        --monitor_interval --start-method --start_method --role --module --no-python --no_python --run-path --run_path
-        --log-dir --log_dir --redirects --tee --local-ranks-filter --local_ranks_filter --logs-specs --logs_specs
-        --event-log-handler --event_log_handler --duplicate-stdout-filters --duplicate_stdout_filters
-        --duplicate-stderr-filters --duplicate_stderr_filters --numa-binding --numa_binding --signals-to-handle
-        --signals_to_handle --shutdown-timeout --shutdown_timeout --virtual-local-rank --virtual_local_rank
-        """,
-    ),
-    # FlagScale's uneven parallelism, by the arguments that its training scripts add to Megatron-LM's.
-    (
-        "write it into a plan (docs/plan_format.md) and pass that with --hetero-plan: the five numbers of a mesh are "
-        "tp, cp, ep, dp and pp, so it stands for pp stages with that tp on tp x dp ranks each; cp and ep are 1 here",
-        "--hetero-process-meshes",
-    ),
-    (
-        "write it into a plan (docs/plan_format.md) and pass that with --hetero-plan: each number is end_layer less "
-        "first_layer of a stage, in the order of the pipeline",
-        "--hetero-pipeline-layer-split",
-    ),
-    (
-        "write it into a plan (docs/plan_format.md) and pass that with --hetero-plan: each stage has its device, and "
-        "--hetero-cluster says which node has which",
-        "--hetero-device-types --hetero-current-device-type",
-    ),
-    (
-        "leave it out and write what differs between GPUs into a plan (docs/plan_format.md), which --hetero-plan "
-        "reads; 'hetero plan' computes one for a cluster",
-        "--enable-hetero",
-    ),
-    (
-        "write it into a plan (docs/plan_format.md) and pass that with --hetero-plan: each stage has its recompute",
-        """
-        --recompute-granularity-per-stage-micro-batch --recompute-method-per-stage-micro-batch
-        --recompute-num-layers-per-stage-micro-batch
-        """,
-    ),
-    (
-        "leave it out where GPUs reach each other; where they do not, --distributed-backend gloo communicates through "
-        "the hosts",
-        "--hetero-use-cpu-communication",
-    ),
     # Optimizer.
     (
         "the optimizer is AdamW: leave it out, or use --adam-beta1, --adam-beta2 and --adam-eps",
@@ -198,6 +160,7 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         --sgd-momentum --lion-beta1 --lion-beta2 --muon-momentum --muon-no-split-qkv --muon-use-nesterov
         --muon-scale-mode --muon-fp32-matmul-prec --muon-coefficient-type --muon-num-ns-steps --muon-tp-mode
         --muon-extra-scale-factor --muon-scalar-optimizer --optimizer-cuda-graph --dump-param-to-param-group-map
+        --muon-nesterov
         """,
     ),
     ("use --lr-warmup-iters or --lr-warmup-fraction", "--warmup"),
@@ -221,10 +184,12 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     (
         "use --tokenizer-type HuggingFaceTokenizer and --tokenizer-model with the model's tokenizer.json",
         """
-        --vocab-extra-ids --tokenizer-sentencepiece-legacy --tokenizer-metadata
-        --tokenizer-special-tokens --tokenizer-hf-no-use-fast
+        --vocab-extra-ids --tokenizer-sentencepiece-legacy --tokenizer-metadata --tokenizer-special-tokens
+        --tokenizer-hf-no-use-fast --disable-tokenizer-sentencepiece-ignore-extra-whitespaces
+        --no-tokenizer-sentencepiece-ignore-extra-whitespaces
         """,
     ),
+    ("documents are packed without padding, and every token counts: leave it out", "--null-tokenizer-pad-id"),
     ("use --vocab-size, which --make-vocab-size-divisible-by rounds up", "--padded-vocab-size"),
     (
         "documents are packed and attend to one another: leave it out",
@@ -271,6 +236,10 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
+        "the two halves of a gated MLP are one matrix after the other: leave it out",
+        "--moe-mlp-glu-interleave-size --moe-shared-expert-glu-interleave-size",
+    ),
+    (
         "use --position-embedding-type learned_absolute or rope",
         "--relative-attention-num-buckets --relative-attention-max-distance --mrope-section --no-rope-freq",
     ),
@@ -290,7 +259,7 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         "multi-token prediction is not supported, the model predicts the next token: leave it out",
         """
         --mtp-num-layers --mtp-loss-scaling-factor --mtp-standalone --mtp-use-repeated-layer
-        --mtp-hybrid-override-pattern
+        --mtp-hybrid-override-pattern --mtp-detach-heads
         """,
     ),
     (
@@ -299,8 +268,11 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         --window-size --window-attn-skip-freq --softmax-type --attention-output-gate --qk-l2-norm --qk-clip
         --qk-clip-alpha --qk-clip-threshold --log-max-attention-logit --experimental-attention-variant
         --linear-attention-freq --linear-conv-kernel-dim --linear-key-head-dim --linear-value-head-dim
-        --linear-num-key-heads --linear-num-value-heads --dsa-indexer-n-heads --dsa-indexer-head-dim
-        --dsa-indexer-topk --dsa-indexer-loss-coeff --dsa-indexer-use-sparse-loss
+        --linear-num-key-heads --linear-num-value-heads --dsa-indexer-n-heads --dsa-indexer-head-dim --dsa-indexer-topk
+        --dsa-indexer-loss-coeff --dsa-indexer-use-sparse-loss --dsa-indexer-topk-freq --dsa-indexer-skip-topk-offset
+        --dsa-indexer-k-norm-epsilon --dsa-indexer-k-norm-fp32 --dsa-indexer-rope-interleaved --dsa-kernel-backend
+        --disable-dsa-indexer-rotate-activation --no-dsa-indexer-rotate-activation --disable-dsa-indexer-scoring-relu
+        --no-dsa-indexer-scoring-relu
         """,
     ),
     (
@@ -309,6 +281,7 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         --hybrid-layer-pattern --hybrid-override-pattern --hybrid-attention-ratio --hybrid-mlp-ratio --is-hybrid-model
         --mamba-state-dim --mamba-head-dim --mamba-num-groups --mamba-num-heads --disable-mamba-mem-eff-path
         --mamba-inference-conv-states-dtype --mamba-inference-ssm-states-dtype --moe-layer-freq
+        --mamba-training-ssm-states-dtype
         """,
     ),
     (
@@ -326,7 +299,14 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         --moe-router-force-load-balancing --moe-router-force-biased --moe-enable-routing-replay --moe-z-loss-coeff
         --moe-input-jitter-eps --moe-expert-capacity-factor --moe-pad-expert-input-to-capacity --moe-token-drop-policy
         --moe-apply-probs-on-input --moe-latent-size --moe-use-upcycling --moe-upcycling-granularity
-        --export-moe-apply-probs-on-input
+        --export-moe-apply-probs-on-input --moe-expert-rank-capacity-factor --moe-router-quantile-balancing-ema
+        """,
+    ),
+    (
+        "routing of tokens is not traced: leave it out; --profile writes traces of steps",
+        """
+        --moe-routing-trace-path --moe-routing-trace-max-training-iters --moe-routing-trace-dump-weights
+        --moe-routing-trace-capture-logits --moe-routing-trace-capture-hidden-states
         """,
     ),
     (
@@ -337,23 +317,6 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         "weights are drawn from one normal distribution per parameter name: leave it out, or use --init-method-std",
         """
         --init-method-xavier-uniform --embedding-init-method-std --data-parallel-random-init --inference-rng-tracker
-        """,
-    ),
-    (
-        "only decoder-only GPT models are trained here: leave it out",
-        """
-        --bert-no-binary-head --bert-load --output-bert-embeddings --bert-embedder-type --mask-prob --short-seq-prob
-        --ict-head-size --ict-load --biencoder-projection-dim --biencoder-shared-query-context-model
-        --titles-data-path --query-in-block-prob --use-one-sent-docs --evidence-data-path --retriever-seq-length
-        --retriever-report-topk-accuracies --retriever-score-scaling --block-data-path --embedding-path
-        --indexer-batch-size --indexer-log-interval --retro-project-dir --retro-add-retriever
-        --retro-cyclic-train-iters --retro-encoder-layers --retro-encoder-hidden-dropout
-        --retro-encoder-attention-dropout --retro-num-neighbors --retro-num-retrieved-chunks --retro-attention-gate
-        --retro-no-verify-neighbor-count --num-classes --img-h --img-w --num-channels --patch-dim --classes-fraction
-        --data-per-class-fraction --no-data-sharding --head-lr-mult --vision-pretraining --vision-pretraining-type
-        --vision-backbone-type --swin-backbone-type --mask-type --mask-factor --iter-per-epoch --dino-local-img-size
-        --dino-local-crops-number --dino-head-hidden-size --dino-bottleneck-size --dino-freeze-last-layer
-        --dino-norm-last-layer --dino-warmup-teacher-temp --dino-teacher-temp --dino-warmup-teacher-temp-epochs
         """,
     ),
     # Kernels and code paths.
@@ -378,69 +341,18 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         --calc-ft-timeouts --ft-num-warmup-iters --adlr-autoresume --adlr-autoresume-interval
         """,
     ),
-    # Everything after pretraining.
+    ("every weight is trained: leave it out", "--freeze-all-layers"),
     (
-        "there is no inference here: leave it out",
+        "no faults are injected into a run: leave it out",
         """
-        --inference-batch-times-seqlen-threshold --inference-max-requests --inference-max-seq-length
-        --inference-max-batch-size --inference-dynamic-batching --inference-dynamic-batching-buffer-size-gb
-        --inference-dynamic-batching-buffer-guaranteed-fraction --inference-dynamic-batching-buffer-overflow-factor
-        --inference-dynamic-batching-paused-buffer-size-gb --inference-dynamic-batching-mamba-memory-ratio
-        --inference-dynamic-batching-block-size --inference-dynamic-batching-max-requests
-        --inference-dynamic-batching-max-requests-override --inference-dynamic-batching-max-tokens
-        --inference-dynamic-batching-max-tokens-override --inference-dynamic-batching-num-cuda-graphs
-        --inference-dynamic-batching-track-paused-request-events
-        --inference-dynamic-batching-track-generated-token-events --inference-dynamic-batching-unified-memory-level
-        --inference-dynamic-batching-prefix-caching --no-inference-dynamic-batching-prefix-caching
-        --inference-dynamic-batching-prefix-caching-eviction-policy
-        --inference-dynamic-batching-prefix-caching-coordinator-policy
-        --inference-dynamic-batching-prefix-caching-routing-alpha --inference-dynamic-batching-prefix-caching-mamba-gb
-        --inference-dynamic-batching-cuda-graph-max-tokens --inference-dynamic-batching-cuda-graph-mixed-prefill-count
-        --inference-logging-step-interval --inference-wandb-logging-step-interval --inference-text-gen-server-logging
-        --no-inference-text-gen-server-logging --inference-wandb-logging --no-inference-wandb-logging
-        --inference-coordinator-port --inference-use-synchronous-zmq-collectives
-        --no-inference-use-synchronous-zmq-collectives --inference-fuse-tp-communication
-        --inference-disable-triton-nvls-kernels --inference-grouped-gemm-backend
-        --inference-moe-disable-fused-quant-kernels --use-legacy-static-engine --flash-decode --max-tokens-to-oom
-        --decode-only-cuda-graphs --enable-chunked-prefill --disable-chunked-prefill --mlp-chunks-for-prefill
-        --nccl-all-reduce-for-prefill --num-speculative-tokens --moe-pad-experts-for-cuda-graph-inference
-        """,
-    ),
-    (
-        "there is no reinforcement learning here: leave it out",
-        """
-        --perform-rl-step --rl-prompts-per-eval --rl-num-parallel-generations --rl-num-parallel-generation-batches
-        --rl-generation-batch-size --rl-default-temperature --rl-default-top-p --rl-default-top-k
-        --rl-offload-optimizer-during-inference --rl-kv-cache-management-mode --rl-persist-cuda-graphs
-        --no-rl-persist-cuda-graphs --rl-partial-rollouts --no-rl-partial-rollouts
-        --rl-inference-logprobs-is-correction --no-rl-inference-logprobs-is-correction
-        --rl-importance-sampling-truncation-coef --rl-use-sequence-packing --no-rl-use-sequence-packing
-        --rl-sequence-packing-max-sequences-per-bin --rl-sequence-packing-bin-size --rl-sequence-packing-algo
-        --rl-training-cuda-graphs --no-rl-training-cuda-graphs --rl-reset-cuda-graphs --no-rl-reset-cuda-graphs
-        --rl-inference-tensor-model-parallel-size --rl-inference-pipeline-model-parallel-size
-        --rl-inference-expert-model-parallel-size --rl-inference-expert-tensor-model-parallel-size
-        --rl-inference-model-unified-memory-level --rl-offload-inference-model-weights-when-idle
-        --no-rl-offload-inference-model-weights-when-idle --rl-offload-kv-cache-during-training
-        --no-rl-offload-kv-cache-during-training --rl-remove-kv-cache-during-training
-        --no-rl-remove-kv-cache-during-training --rl-calculate-intra-group-similarity
-        --no-rl-calculate-intra-group-similarity --rl-verify-model-weights-swap --no-rl-verify-model-weights-swap
-        --rl-parallel-generation-tasks --rl-skip-bos-token --no-rl-skip-bos-token --rl-inference-parsers
-        --refit-method --grpo-prompts-per-step --grpo-group-size --grpo-iterations --grpo-clamp-eps-lower
-        --grpo-clamp-eps-upper --grpo-kl-beta --grpo-entropy-term-weight --grpo-filter-groups-with-same-reward
-        --grpo-default-temperature --grpo-default-top-p --langrl-env-config --langrl-external-server
-        --no-langrl-external-server --langrl-inference-server-type --langrl-inference-server-conversation-template
-        """,
-    ),
-    (
-        "quantization, distillation and export belong to other tools: leave it out",
-        """
-        --export-model-type --export-legacy-megatron --export-te-mcore-model --export-force-local-attention
-        --export-kv-cache-quant --export-real-quant-cfg --export-quant-cfg --export-kd-teacher-load
-        --export-kd-teacher-model-config --export-kd-teacher-ckpt-format --export-kd-cfg --export-qk-l2-norm
-        --export-offline-model --modelopt-enabled
+        --fault-injector-ranks --fault-injector-num-ranks --fault-injector-fault-types
+        --fault-injector-fault-probabilities --fault-injector-fault-delay --fault-injector-delay-start-iteration
+        --fault-injector-mtti-seconds --fault-injector-offset-seconds --fault-injector-seed
         """,
     ),
 )
+
+_GROUPS = (*_OF_PRETRAINING, *OTHER_WORK, *TORCHRUN, *FLAGSCALE)
 
 UNSUPPORTED_FLAGS: Mapping[str, str] = MappingProxyType(
     {flag: advice for advice, flags in _GROUPS for flag in flags.split()}
@@ -448,20 +360,23 @@ UNSUPPORTED_FLAGS: Mapping[str, str] = MappingProxyType(
 """Each refused flag with what to do instead."""
 
 _VALUES_THAT_ASK_FOR_NOTHING = """
-    --adlr-autoresume-interval=1000 --data-impl=infer --data-impl=mmap --encoder-pipeline-model-parallel-size=0
-    --encoder-tensor-model-parallel-size=0 --error-injection-rate=0 --exp-avg-dtype=fp32 --exp-avg-sq-dtype=fp32
-    --expert-tensor-parallel-size=1 --fim-rate=0 --fp8-margin=0 --glu-linear-offset=0 --hybrid-attention-ratio=0
-    --hybrid-mlp-ratio=0 --inference-batch-times-seqlen-threshold=-1 --inference-max-requests=8
-    --inference-max-seq-length=2560 --main-grads-dtype=fp32 --main-params-dtype=fp32 --mamba-head-dim=64
-    --mamba-num-groups=8 --mamba-state-dim=128 --mask-prob=0.15 --mid-level-dataset-surplus=0.005
-    --model-parallel-size=1 --moe-expert-capacity-factor=-1 --moe-input-jitter-eps=0 --moe-layer-freq=1
-    --moe-router-bias-update-rate=0.001 --moe-router-group-topk=1 --moe-router-num-groups=1
-    --moe-router-score-function=softmax --moe-router-topk-scaling-factor=1 --moe-token-drop-policy=probs
-    --moe-z-loss-coeff=0 --mscale-all-dim=0 --mscale=1 --mtp-loss-scaling-factor=0.1 --mtp-num-layers=0
-    --relative-attention-max-distance=128 --relative-attention-num-buckets=32 --rerun-mode=disabled
-    --rerun-mode=validate_results --retriever-seq-length=256 --rope-type=rope --rotary-scaling-factor=1 --sample-rate=1
-    --sgd-momentum=0.9 --short-seq-prob=0.1 --softmax-type=vanilla --train-sync-interval=0
-    --virtual-pipeline-model-parallel-size=1 --vocab-extra-ids=0
+    --activation-offload-fraction=1 --adlr-autoresume-interval=1000 --data-impl=infer --data-impl=mmap
+    --delta-offload-bytes-across-pp-ranks=0 --dsa-indexer-skip-topk-offset=0 --dsa-indexer-topk-freq=1
+    --dsa-kernel-backend=none --encoder-pipeline-model-parallel-size=0 --encoder-tensor-model-parallel-size=0
+    --error-injection-rate=0 --exp-avg-dtype=fp32 --exp-avg-sq-dtype=fp32 --expert-tensor-parallel-size=1 --fim-rate=0
+    --fp8-margin=0 --glu-linear-offset=0 --hybrid-attention-ratio=0 --hybrid-mlp-ratio=0
+    --inference-batch-times-seqlen-threshold=-1 --inference-max-requests=8 --inference-max-seq-length=2560
+    --main-grads-dtype=fp32 --main-params-dtype=fp32 --mamba-head-dim=64 --mamba-num-groups=8 --mamba-state-dim=128
+    --mask-prob=0.15 --mid-level-dataset-surplus=0.005 --mlp-chunks-for-training=1 --model-parallel-size=1
+    --moe-expert-capacity-factor=-1 --moe-input-jitter-eps=0 --moe-layer-freq=1
+    --moe-paged-stash-buffer-size-factor-cpu=0 --moe-paged-stash-buffer-size-factor-cuda=1.1
+    --moe-paged-stash-page-size=64 --moe-router-bias-update-rate=0.001 --moe-router-group-topk=1
+    --moe-router-num-groups=1 --moe-router-quantile-balancing-ema=0 --moe-router-score-function=softmax
+    --moe-router-topk-scaling-factor=1 --moe-token-drop-policy=probs --moe-z-loss-coeff=0 --mscale-all-dim=0 --mscale=1
+    --mtp-loss-scaling-factor=0.1 --mtp-num-layers=0 --null-tokenizer-pad-id=-1 --relative-attention-max-distance=128
+    --relative-attention-num-buckets=32 --rerun-mode=disabled --rerun-mode=validate_results --retriever-seq-length=256
+    --rope-type=rope --rotary-scaling-factor=1 --sample-rate=1 --sgd-momentum=0.9 --short-seq-prob=0.1
+    --softmax-type=vanilla --train-sync-interval=0 --virtual-pipeline-model-parallel-size=1 --vocab-extra-ids=0
 """
 """Megatron-LM's defaults of refused flags, and values that switch them off there."""
 

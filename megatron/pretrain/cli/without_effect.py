@@ -67,7 +67,7 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         "token files are read range by range and the index is built by one process",
         """
         --no-mmap-bin-files --mmap-warmup --num-dataset-builder-threads=N --per-dataset-sequences-path=PATH
-        --dataloader-fast-cache-load --dataloader-defer-npy-index-mmap --disable-msc
+        --dataloader-fast-cache-load --dataloader-defer-npy-index-mmap --disable-msc --enable-msc
         """,
     ),
     (
@@ -92,7 +92,10 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     ),
     (
         "--use-distributed-optimizer shares fp32 state among all holders and gathers weights where they are needed",
-        "--num-distributed-optimizer-instances=N --overlap-param-gather-with-optimizer-step --no-align-param-gather",
+        """
+        --num-distributed-optimizer-instances=N --overlap-param-gather-with-optimizer-step --no-align-param-gather
+        --no-use-layer-wise-param-layout
+        """,
     ),
     (
         "tensor-parallel communication does not overlap with matrix products",
@@ -120,23 +123,27 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         """
         --moe-token-dispatcher-type=NAME --moe-enable-deepep --moe-flex-dispatcher-backend=NAME --moe-deepep-num-sms=N
         --moe-hybridep-num-sms=N --overlap-moe-expert-parallel-comm --delay-wgrad-compute
-        --ep-overlap-early-attn-memory-release
+        --ep-overlap-early-attn-memory-release --moe-flex-dispatcher-num-sms=N --moe-hybridep-num-sms-preprocessing=N
+        --moe-hybridep-num-blocks-permute=N --moe-hybridep-num-blocks-unpermute=N --moe-permute-fusion-into-hybridep
+        --moe-hybridep-pad-uneven-dispatch-inputs --moe-ncclep-static-shape --moe-ncclep-zero-copy
+        --high-priority-a2a-comm-stream --overlap-dispatch-backward-with-experts-wgrad
         """,
     ),
     ("--context-parallel-size is 1, the only value supported", "--cp-comm-type=NAME..."),
     (
         "--transformer-impl chooses the layers, and they choose the kernels that the device can run",
         """
-        --use-flash-attn --persist-layer-norm --fused-residual-rmsnorm --moe-grouped-gemm
-        --moe-use-legacy-grouped-gemm --moe-permute-fusion --moe-router-fusion --disable-jit-fuser
-        --no-clone-scatter-output-in-embedding --disable-clone-scatter-output-in-embedding
+        --use-flash-attn --persist-layer-norm --fused-residual-rmsnorm --moe-grouped-gemm --moe-use-legacy-grouped-gemm
+        --moe-permute-fusion --moe-router-fusion --disable-jit-fuser --no-clone-scatter-output-in-embedding
+        --disable-clone-scatter-output-in-embedding --moe-single-grouped-weight --moe-single-grouped-bias
+        --use-transformer-engine-op-fuser --use-grouped-gemm-for-dense-mlp --use-grouped-gemm-for-shared-expert
         """,
     ),
     (
         "kernels are launched one by one, without CUDA graphs",
         """
         --enable-cuda-graph --external-cuda-graph --cuda-graph-impl=NAME --cuda-graph-scope=NAME...
-        --cuda-graph-warmup-steps=N --te-rng-tracker
+        --cuda-graph-warmup-steps=N --te-rng-tracker --cuda-graph-modules=NAME...
         """,
     ),
     (
@@ -157,7 +164,8 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         --ckpt-fully-parallel-load --ckpt-fully-parallel-load-exchange-algo=NAME
         --ckpt-fully-parallel-save-process-group=NAME --ckpt-fully-parallel-load-process-group=NAME
         --ckpt-assume-constant-structure --async-strategy=NAME --async-ckpt-cpu-priority=N --async-ckpt-io-priority=N
-        --use-persistent-ckpt-worker
+        --use-persistent-ckpt-worker --async-ckpt-use-cpu-shm --disable-ckpt-load-validate-sharding-integrity
+        --no-ckpt-load-validate-sharding-integrity --disable-stream-ckpt-dequant --no-stream-ckpt-dequant
         """,
     ),
     (
@@ -172,6 +180,7 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         --tokenizer-hf-use-fast --trust-remote-code
         """,
     ),
+    ("pretraining formats no conversations", "--chat-template=TEXT"),
     (
         "data is tokenized by tools/preprocess_data.py, which takes it",
         "--tokenizer-hf-include-special-tokens --tokenizer-hf-no-include-special-tokens",
@@ -200,12 +209,15 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         "--profile writes traces of steps, nothing else",
         """
         --pytorch-profiler-collect-chakra --record-memory-history --memory-snapshot-path=PATH
-        --run-workload-inspector-server
+        --run-workload-inspector-server --record-shapes
         """,
     ),
     (
         "slow stages are named by --hetero-stage-times-interval",
-        "--log-straggler --disable-straggler-on-startup --straggler-ctrlr-port=N --straggler-minmax-count=N",
+        """
+        --log-straggler --disable-straggler-on-startup --straggler-ctrlr-port=N --straggler-minmax-count=N
+        --gpu-sniff-test-interval=N
+        """,
     ),
 )
 """Reasons, and the flags of each: with "=" one that takes a value, with "..." behind it one that takes several."""
