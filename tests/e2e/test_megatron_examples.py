@@ -9,7 +9,7 @@ import sentencepiece
 import tokenizers
 
 from tests.helpers.forked_launch import forked
-from tests.helpers.megatron_examples import GPT3_175B, LLAMA3_8B_FP8, MIXTRAL_8X7B, with_values
+from tests.helpers.megatron_examples import EXAMPLES, with_values
 from tests.unit.pretrain.corpora import write_corpus
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -64,14 +64,14 @@ def gpt3(folder: Path) -> list[str]:
     # A step of 2 samples, and one of 4.
     rampup = {"--rampup-batch-size": "2 2 2", "--train-iters": None, "--lr-decay-iters": None}
     changes = {**TINY, **TINY_LAYERS, **files, **parallel, **rampup, "--data-path": corpus(folder)}
-    return [*with_values(GPT3_175B.split(), changes), "--train-samples", "6"]
+    return [*with_values(EXAMPLES["gpt3"].words, changes), "--train-samples", "6"]
 
 
 def llama3(folder: Path) -> list[str]:
     files = folders(folder, "tensorboard-dir", "data-cache-path")
     samples = {"--train-samples": "11", "--lr-decay-samples": "10", "--lr-warmup-samples": "3"}
     changes = {"--kv-channels": "8", "--vocab-size": "100", "--save-interval": "2"}
-    return with_values(LLAMA3_8B_FP8.split(), {**TINY, **TINY_LAYERS, **GROUPED, **files, **samples, **changes})
+    return with_values(EXAMPLES["llama3"].words, {**TINY, **TINY_LAYERS, **GROUPED, **files, **samples, **changes})
 
 
 def mixtral(folder: Path) -> list[str]:
@@ -81,7 +81,7 @@ def mixtral(folder: Path) -> list[str]:
     # Of sixty documents, 8 in 100,000 are none.
     warmup = {"--lr-warmup-iters": "1", "--split": "90,8,2"}
     words = with_values(
-        MIXTRAL_8X7B.split(),
+        EXAMPLES["mixtral"].words,
         {**TINY, **TINY_LAYERS, **GROUPED, **STEPS, **files, **parallel, **warmup, "--data-path": corpus(folder)},
     )
     return [*words, "--wandb-save-dir", str(folder)]

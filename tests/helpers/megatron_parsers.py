@@ -24,6 +24,9 @@ FOLDER = ROOT / "tests/data/megatron_flags"
 VERSIONS = ("0.17.1", "0.18.2", "0.19.2")
 """Releases of megatron-core whose parsers are recorded, in their order."""
 
+PREPROCESS_DATA = "preprocess_data"
+"""Record of the flags of tools/preprocess_data.py, whose first lines say where they are from."""
+
 _COLUMNS = ("flag", "values", "default", "choices")
 
 
@@ -59,12 +62,10 @@ def ask_installed_parser() -> dict[str, MegatronFlag]:
 
 @functools.cache
 def recorded_parser(version: str) -> Mapping[str, MegatronFlag]:
-    """Read the recorded flags of one of ``VERSIONS`` by name."""
+    """Read the recorded flags of one of ``VERSIONS``, or of ``PREPROCESS_DATA``, by name."""
     with _path(version).open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader((line for line in file if not line.startswith("#")), delimiter="\t")
-        return {
-            row["flag"]: MegatronFlag(row["values"], row["default"], tuple(row["choices"].split())) for row in rows
-        }
+        return {row["flag"]: MegatronFlag(row["values"], row["default"], tuple(row["choices"].split())) for row in rows}
 
 
 def write_record(version: str, flags: Mapping[str, MegatronFlag]) -> None:
@@ -74,7 +75,9 @@ def write_record(version: str, flags: Mapping[str, MegatronFlag]) -> None:
         file.write(f"# python -m tests.helpers.megatron_parsers, where megatron-core {version} is installed\n")
         rows = csv.writer(file, delimiter="\t", lineterminator="\n")
         rows.writerow(_COLUMNS)
-        rows.writerows((name, flag.values, flag.default, " ".join(flag.choices)) for name, flag in sorted(flags.items()))
+        rows.writerows(
+            (name, flag.values, flag.default, " ".join(flag.choices)) for name, flag in sorted(flags.items())
+        )
 
 
 def _path(version: str) -> Path:
@@ -82,7 +85,7 @@ def _path(version: str) -> Path:
 
 
 def _describe(action: argparse.Action) -> MegatronFlag:
-    values = {None: "1", "?": "1", "*": "+"}.get(action.nargs, str(action.nargs))  # type: ignore[call-overload]
+    values = "1" if action.nargs in (None, "?") else str(action.nargs).replace("*", "+")
     if isinstance(action, argparse.BooleanOptionalAction):
         values = "0"
     if values == "0":

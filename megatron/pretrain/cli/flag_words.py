@@ -45,7 +45,10 @@ def surplus_value(words: FlagWords, most: float) -> str | None:
         return None
     if not most:
         return f"{words.name} takes no value, found {surplus[0]!r}"
-    return f"unexpected {surplus[0]!r} after the value of {words.name}: put the name of its flag in front of it"
+    return (
+        f"unexpected {surplus[0]!r} after the value of {words.name}, which takes one: leave it out, or put the name of "
+        "its flag in front of it"
+    )
 
 
 def _is_number(token: str) -> bool:

@@ -1,7 +1,7 @@
 """Flags of Megatron-LM's ``tools/preprocess_data.py`` that ours accepts without effect, or refuses with what to do.
 
 A flag is accepted if leaving it out writes the same documents. The names are those of Megatron-LM's releases with
-megatron-core 0.11 to 0.17, and older ones that scripts still use.
+megatron-core 0.11 to 0.19, and older ones that scripts still use.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _IGNORED_GROUPS: tuple[tuple[str, str], ...] = (
     ("progress is shown as time passes", "--log-interval=N"),
     (
         "training pads the vocabulary; data has the tokenizer's ids",
-        "--make-vocab-size-divisible-by=N --padded-vocab-size=N",
+        "--make-vocab-size-divisible-by=N --padded-vocab-size=N --no-pad-vocab-size --disable-pad-vocab-size",
     ),
 )
 
@@ -37,7 +37,11 @@ _REFUSED_GROUPS: tuple[tuple[str, str], ...] = (
 )
 
 _OF_TOKENIZERS = (
+    "--chat-template",
+    "--disable-tokenizer-sentencepiece-ignore-extra-whitespaces",
     "--legacy-tokenizer",
+    "--no-tokenizer-sentencepiece-ignore-extra-whitespaces",
+    "--null-tokenizer-pad-id",
     "--tiktoken-num-special-tokens",
     "--tiktoken-pattern",
     "--tiktoken-special-tokens",
