@@ -293,7 +293,10 @@ STAGE_OPTIONS = {
         Flag(
             "--cross-entropy-fusion-impl",
             "Accepted for Megatron-LM's scripts.",
-            only("native", "TransformerEngine's fused loss is unstable, and Megatron-LM 0.19 refuses it, too"),
+            only(
+                "native",
+                "TransformerEngine's fused loss loses gradients until 2.17, and Megatron-LM 0.19 refuses all of it",
+            ),
             default="native",
             group=KERNELS,
         ),

@@ -74,6 +74,7 @@ def test_a_choice_that_is_not_there_is_refused_with_those_that_are(name: str) ->
 def test_refused_choices_are_those_that_were_looked_at() -> None:
     """A choice that is new in Megatron-LM shows up here."""
     assert {name: refused for name, flag in SUPPORTED.items() if (refused := flag_table.refused_choices(flag))} == {
+        "--cross-entropy-fusion-impl": ["te"],
         "--dataloader-type": ["cyclic", "external"],
         "--fp8-recipe": ["custom"],
         "--moe-router-load-balancing-type": ["global_aux_loss", "sinkhorn", "quantile_balancing"],
