@@ -42,6 +42,7 @@ SAME_MEANING = {
     "--num-virtual-stages-per-pipeline-rank": "a pipeline rank without it has one stage",
     "--recompute-granularity": "none recomputes nothing",
     "--recompute-method": "without --recompute-granularity full it says nothing, and that needs it there",
+    "--start-eval-at-iter": "at 0, evaluations start with the run",
     "--split": "Megatron-LM puts the same shares in place of none",
 }
 """Flags whose default is written differently here, and why it is the same."""
