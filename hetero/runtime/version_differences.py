@@ -84,3 +84,11 @@ def submodules_of(part: Any) -> Any:
 
 PATH_MODULES = ("pathlib", "pathlib._local")
 """Python 3.13 alone: pickles name the classes of paths by ``pathlib._local``; all others name ``pathlib``."""
+
+
+def common_tensor_state(state: tuple[object, ...]) -> tuple[object, ...]:
+    """torch 2.15 and newer: return the part of a pickled ``TensorProperties`` that every version knows, 5 fields.
+
+    The sixth, strides, makes older versions fail with "too many values to unpack"; 2.15 reads five as well.
+    """
+    return state[:5]

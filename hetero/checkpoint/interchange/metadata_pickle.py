@@ -18,7 +18,7 @@ from torch.distributed.checkpoint import filesystem, metadata, planner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from hetero.errors import CheckpointError, ConfigError
-from hetero.runtime.version_differences import PATH_MODULES
+from hetero.runtime.version_differences import PATH_MODULES, common_tensor_state
 from hetero.serialization import read_bytes
 
 
@@ -29,6 +29,17 @@ class _Named(Protocol):
     def __name__(self) -> str: ...
 
 
+class PortableProperties(metadata.TensorProperties):
+    """Properties of a tensor that are read from any version of torch, and written so that any version reads them."""
+
+    def __setstate__(self, state: tuple[object, ...]) -> None:
+        super().__setstate__(common_tensor_state(state))  # type: ignore[no-untyped-call]  # torch's own
+
+    def __reduce__(self) -> tuple[object, ...]:
+        state = self.__getstate__()  # type: ignore[no-untyped-call]  # torch's own
+        return metadata.TensorProperties, (), common_tensor_state(state)
+
+
 _RECORDS: dict[str, tuple[_Named, ...]] = {
     "torch.distributed.checkpoint.metadata": (
         metadata.BytesStorageMetadata,
@@ -36,7 +47,6 @@ _RECORDS: dict[str, tuple[_Named, ...]] = {
         metadata.Metadata,
         metadata.MetadataIndex,
         metadata.StorageMeta,
-        metadata.TensorProperties,
         metadata.TensorStorageMetadata,
         metadata._MEM_FORMAT_ENCODING,
     ),
@@ -56,6 +66,7 @@ _RECORDS: dict[str, tuple[_Named, ...]] = {
 _ALLOWED: dict[tuple[str, str], object] = {
     (module, each.__name__): each for module, records in _RECORDS.items() for each in records
 }
+_ALLOWED[metadata.__name__, metadata.TensorProperties.__name__] = PortableProperties
 _ALLOWED |= {
     ("torch", str(each).removeprefix("torch.")): each for each in vars(torch).values() if type(each) is torch.dtype
 }

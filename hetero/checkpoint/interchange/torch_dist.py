@@ -20,6 +20,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
+    Metadata,
     MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
@@ -27,7 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from hetero.checkpoint.interchange.megatron_folder import BACKENDS, find_torch_dist
-from hetero.checkpoint.interchange.metadata_pickle import read_metadata
+from hetero.checkpoint.interchange.metadata_pickle import PortableProperties, read_metadata
 from hetero.checkpoint.interchange.weights import WeightSource, new_folder
 from hetero.checkpoint.manifest import Region, index_within, overlap
 from hetero.errors import CheckpointError
@@ -248,7 +249,7 @@ def write_torch_dist(source: WeightSource, output: Path, *, dtype: torch.dtype) 
         dcp.save(
             {**tensors, **extra_states},
             # Copying ahead is for GPUs; it would hold tensors that are not written yet.
-            storage_writer=dcp.FileSystemWriter(folder, per_thread_copy_ahead=0),
+            storage_writer=_PortableWriter(folder, per_thread_copy_ahead=0),
             planner=_SavePlanner(),
             no_dist=True,
         )
@@ -315,8 +316,23 @@ class _StackedTensor:
         return tensor.view((1,) * len(at) + tuple(tensor.shape))
 
 
+class _PortableWriter(dcp.FileSystemWriter):
+    """Writes the folder's name into the metadata as text: only Python 3.13 reads the paths that it has pickled."""
+
+    @property
+    def checkpoint_id(self) -> str:
+        return str(super().checkpoint_id)
+
+
 class _SavePlanner(dcp.DefaultSavePlanner):
-    """Reads a part when it is about to be written, and not before."""
+    """Reads a part when it is about to be written, and not before; describes all parts for any version of torch."""
+
+    def create_global_plan(self, all_plans: list[dcp.SavePlan]) -> tuple[list[dcp.SavePlan], Metadata]:
+        plans, described = super().create_global_plan(all_plans)
+        for stored in described.state_dict_metadata.values():
+            if isinstance(stored, TensorStorageMetadata):
+                stored.properties = PortableProperties(**vars(stored.properties))
+        return plans, described
 
     def lookup_object(self, index: MetadataIndex) -> object:
         found = self.state_dict[index.fqn]

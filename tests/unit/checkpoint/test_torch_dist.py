@@ -5,14 +5,16 @@ import dataclasses
 import io
 import json
 import pickle
+import pickletools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, ChunkStorageMetadata, Metadata, TensorProperties
 
 from hetero.checkpoint.interchange.metadata_pickle import read_metadata
 from hetero.checkpoint.interchange.torch_dist import TorchDistSource, write_torch_dist
@@ -60,6 +62,33 @@ def test_what_is_written_is_read(tmp_path: Path, model: ModelSpec, dtype: torch.
     source = TorchDistSource(tmp_path / "a", model=model)
     assert source.dtype == dtype
     assert_weights(source, dtype)
+
+
+def test_what_is_written_names_nothing_that_depends_on_the_python(saved: Path) -> None:
+    """Python 3.13 has a module of its own for the classes of paths, which others cannot import."""
+    strings = [
+        value for _, value, _ in pickletools.genops((saved / ".metadata").read_bytes()) if isinstance(value, str)
+    ]
+    assert [text for text in strings if text.startswith("pathlib")] == []
+
+
+def test_every_torch_reads_what_is_written(saved: Path) -> None:
+    """Those before 2.15 take five fields and no other number."""
+    states: list[tuple[object, ...]] = []
+    with mock.patch.object(TensorProperties, "__setstate__", lambda _, state: states.append(state)):
+        pickle.loads((saved / ".metadata").read_bytes())
+    assert {len(state) for state in states} == {5}
+
+
+def test_properties_of_torch_2_15_are_read(saved: Path) -> None:
+    """It writes strides as a sixth field."""
+    state = (torch.float32, torch.strided, False, _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT, False, (4, 1))
+    path = saved / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    with mock.patch.object(TensorProperties, "__getstate__", return_value=state):
+        path.write_bytes(pickle.dumps(metadata))
+    assert b"TensorProperties" in path.read_bytes()
+    assert_weights(TorchDistSource(saved, model=LLAMA))
 
 
 def test_layers_under_names_of_their_own(tmp_path: Path) -> None:
