@@ -221,6 +221,7 @@ class Training:
     options: StageOptions | None = None
     loss_scale: LossScaleOptions | None = None
     weights_at: Literal["every step", "the end"] = "every step"
+    tensor_parallelism: Literal["shared memory", "its own groups"] = "shared memory"
 
 
 def train_each(rank: int, trainings: dict[str, Training], num_steps: int) -> dict[str, Trace | None]:
@@ -236,6 +237,7 @@ def train_each(rank: int, trainings: dict[str, Training], num_steps: int) -> dic
                 each.options,
                 loss_scale=each.loss_scale,
                 weights_at=each.weights_at,
+                tensor_parallelism=each.tensor_parallelism,
             )
         except BaseException as error:
             error.add_note(f"in the training {name!r}")
