@@ -46,6 +46,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run what failed last time, if that can be a busy machine's doing",
     )
+    parser.addoption(
+        "--transformer-engine",
+        metavar="VERSION",
+        help="whose Python the tests run on a CPU (default: the newest that the installed megatron-core allows)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

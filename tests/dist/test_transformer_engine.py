@@ -26,6 +26,7 @@ from hetero.spec.profile import LayerShape
 from hetero.units import BYTES_OF_PRECISION
 from tests.helpers.host_training import weights_to_hosts
 from tests.helpers.layouts import STYLES, layouts, with_delays
+from tests.helpers.mocked_transformer_engine import default_version
 from tests.helpers.plans import plan as plan_of
 from tests.helpers.plans import replica, stage
 from tests.helpers.training import SMALL_BUCKETS, Trace, microbatches, train
@@ -180,7 +181,8 @@ def answered(request: pytest.FixtureRequest) -> Mapping[str, Any]:
     for item in request.session.items:
         if item.path == request.path and isinstance(item, pytest.Function):
             checks |= asked_by(item)
-    return dict(zip(checks, answers(checks.values()), strict=True))
+    version = request.config.getoption("--transformer-engine") or default_version()
+    return dict(zip(checks, answers(checks.values(), version), strict=True))
 
 
 @pytest.mark.rotates(every=6, turn=1)

@@ -1,8 +1,9 @@
 """TransformerEngine's own Python on a CPU: its wheel as it is, with the CUDA extension behind it played by torch.
 
-``pip`` brings the wheel ``transformer_engine``, which is the Python alone (0.7 MB), into a folder of ``.venv`` that no
-other process imports from. :func:`install` makes it importable in this process for good, so it belongs into a process
-of its own (:mod:`tests.helpers.transformer_engine_ranks`), and has to come before the first import of megatron-core.
+``pip`` brings the wheel ``transformer_engine``, which is the Python alone (0.7 MB in 2.11.0, 1.2 MB in 2.20.2), into a
+folder of the environment that no other process imports from. :func:`install` makes it importable in this process for
+good, so it belongs into a process of its own (:mod:`tests.helpers.transformer_engine_ranks`), and has to come before
+the first import of megatron-core.
 
 What is played: matrix products, norms and their backwards (``transformer_engine_torch``), and the choice among
 attention kernels, all in the precision they are given, float64 included. What is TransformerEngine's: modules,
@@ -12,21 +13,27 @@ autograd functions, sharding and gathering of sequences, biases, delayed weights
 import contextlib
 import importlib
 import importlib.machinery
+import inspect
 import os
+import re
 import subprocess
 import sys
 import types
 from collections.abc import Callable
 from enum import IntEnum
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import MagicMock
 
 import torch
 import torch.nn.functional as F
 
-VERSION = "2.11.0"
-"""One that megatron-core 0.16.1 takes (``>=2.9,<2.12``)."""
+NEWEST = "2.20.2"
+"""Newest version that the tests were run with."""
+
+NEWEST_ALLOWED = {"0.16": "2.11.0"}
+"""Newest version, by megatron-core's release; 0.16 asks for ``>=2.9,<2.12``, later ones have no upper bound."""
 
 STUBS = (
     "triton",
@@ -41,32 +48,38 @@ STUBS = (
 )
 """Packages that are imported and, for what is done here, not used."""
 
-FOLDER = Path(__file__).parents[2] / ".venv" / f"transformer_engine-{VERSION}"
+
+def default_version() -> str:
+    """Return the version that the tests mock: the newest that the installed megatron-core allows."""
+    release = ".".join(metadata.version("megatron-core").split(".")[:2])
+    return NEWEST_ALLOWED.get(release, NEWEST)
 
 
-def fetch() -> Path:
-    """The folder with the wheel's files; pip is asked once."""
-    if not (FOLDER / "transformer_engine").is_dir():
+def fetch(version: str) -> Path:
+    """Return the folder with the wheel's files; pip is asked once for each version."""
+    folder = Path(sys.prefix) / f"transformer_engine-{version}"
+    if not (folder / "transformer_engine").is_dir():
         options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:", "--target"]
         subprocess.run(
-            [sys.executable, "-m", "pip", "install", *options, str(FOLDER), f"transformer_engine=={VERSION}"],
+            [sys.executable, "-m", "pip", "install", *options, str(folder), f"transformer_engine=={version}"],
             check=True,
             timeout=100,
         )
-    return FOLDER
+    return folder
 
 
-def install() -> None:
+def install(version: str) -> None:
     """Make ``import transformer_engine`` work in this process, on a machine that says it has CUDA."""
     # Without this its __init__ loads CUDA's libraries.
     os.environ["NVTE_PROJECT_BUILDING"] = "1"
-    sys.path.insert(0, str(fetch()))
+    wheel = fetch(version)
+    sys.path.insert(0, str(wheel))
 
     # Before triton is played.
     import torch._dynamo
     import torch._inductor.compile_fx
 
-    sys.modules["transformer_engine_torch"] = _extension()
+    sys.modules["transformer_engine_torch"] = _extension(wheel)
     for name in STUBS:
         sys.modules[name] = _Stub(name)
         package, _, child = name.rpartition(".")
@@ -86,6 +99,9 @@ def install() -> None:
         setattr(torch.cuda, name, stand_in)
 
     torch.Tensor.cuda = lambda self, *_: self  # type: ignore[method-assign]
+    # A build of torch with CUDA asks its driver here whether a graph is being captured.
+    for check in ("_cuda_graph_capture_health_check", "_accelerator_graph_capture_health_check"):
+        setattr(torch.optim.Optimizer, check, lambda self: None)
 
     from hetero.runtime import cpu_backend
 
@@ -103,7 +119,8 @@ def install() -> None:
 
     constants = importlib.import_module("transformer_engine.pytorch.constants")
     base = importlib.import_module("transformer_engine.pytorch.module.base")
-    constants.TE_DType[torch.float64] = _DType.kFloat64
+    # Nothing reads it. From 2.16 on, the members have to be those of the extension, which knows no float64.
+    constants.TE_DType[torch.float64] = constants.TE_DType[torch.float32]
     te.DotProductAttention.forward = _attention
     base.TransformerEngineBaseModule.prepare_forward = _on_any_device(base.TransformerEngineBaseModule.prepare_forward)
     for name, module in list(sys.modules.items()):
@@ -128,16 +145,24 @@ class _Stub(types.ModuleType):
 
 
 class _DType(IntEnum):
-    kByte, kInt32, kFloat32, kFloat16, kBFloat16, kFloat8E4M3, kFloat8E5M2, kFloat4E2M1, kFloat64 = range(9)
+    kByte, kInt32, kFloat32, kFloat16, kBFloat16, kFloat8E4M3, kFloat8E5M2, kFloat4E2M1 = range(8)
 
 
 def _undecorated(*args: Any, **_: Any) -> Any:
     return args[0] if args and callable(args[0]) else (lambda function: function)
 
 
-def _extension() -> types.ModuleType:
+def _fused_attention_backends(wheel: Path) -> type[IntEnum]:
+    """Return those that the wheel's Python names: newer versions refuse an extension with others."""
+    source = (wheel / "transformer_engine" / "pytorch" / "cpp_extensions" / "fused_attn.py").read_text()
+    names = sorted(set(re.findall(r"NVTE_Fused_Attn_Backend\.(NVTE_\w+)", source)))
+    return cast(type[IntEnum], IntEnum("NVTE_Fused_Attn_Backend", names))
+
+
+def _extension(wheel: Path) -> types.ModuleType:
     extension = _Stub("transformer_engine_torch")
     extension.DType = _DType  # type: ignore[attr-defined]
+    extension.NVTE_Fused_Attn_Backend = _fused_attention_backends(wheel)  # type: ignore[attr-defined]
     extension.CommGemmOverlapRole = type("CommGemmOverlapRole", (), {})  # type: ignore[attr-defined]
     extension.get_cudnn_version = lambda *_: 91000  # type: ignore[attr-defined]
     extension.get_num_cublas_streams = lambda: 4  # type: ignore[attr-defined]
@@ -282,8 +307,13 @@ def _on_any_device(prepare_forward: Callable[..., Any]) -> Callable[..., Any]:
         with prepare_forward(self, OnCuda(inp), *args, **options) as prepared:
             yield prepared._tensor
 
-    return prepare
+    def prepare_without_context(self: Any, inp: Any, *args: Any, **options: Any) -> Any:
+        return prepare_forward(self, OnCuda(inp), *args, **options)._tensor
+
+    # A context manager until 2.11, later a function with ``end_forward`` as its counterpart.
+    is_context = inspect.isgeneratorfunction(inspect.unwrap(prepare_forward))
+    return prepare if is_context else prepare_without_context
 
 
 if __name__ == "__main__":
-    fetch()
+    fetch(default_version())

@@ -103,6 +103,10 @@ class SharedMemoryGroup(dist.ProcessGroup):
         own = slice(self._place * output.numel(), (self._place + 1) * output.numel())
         return self._give(output, _reduced([part[own] for part in self._parts(input)], opts))
 
+    # What torch 2.10 to 2.12 call them.
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]  # its arguments have other names
+
     def _give(self, output: torch.Tensor, result: torch.Tensor) -> Work:
         """``result`` in the form of ``output``, and the collective is over."""
         output.copy_(result.view_as(output))

@@ -56,6 +56,7 @@ def stand_ins() -> Iterator[None]:
       optimizer/clip_grads.py:103,115, optimizer/optimizer.py:907
     * ``Tensor.cuda``: models/common/language_module/language_module.py:244, for tied embeddings
     * ``torch.cuda.synchronize``: pipeline_parallel/p2p_communication.py:398
+    * ``torch.cuda.current_stream``: distributed/param_and_grad_buffer.py:632 of megatron-core 0.19
     * ``Tensor.type() == "torch.cuda.FloatTensor"``: optimizer/clip_grads.py:167
     """
     if torch.cuda.is_available():
@@ -73,6 +74,7 @@ def stand_ins() -> Iterator[None]:
             (torch.Tensor, "cuda", lambda self: self),
             (torch.Tensor, "type", type_on_cuda),
             (torch.cuda, "synchronize", lambda: None),
+            (torch.cuda, "current_stream", lambda: None),
         ):
             stack.enter_context(mock.patch.object(owner, name, stand_in))
         yield

@@ -1,12 +1,15 @@
 """Runs checks in a process of its own, in which TransformerEngine is importable, and on ranks that are forked from it.
 
-first, second = answers([Check(module, "a_function_of_it", (argument,)), Check(module, "another", world_size=2)])
+checks = [Check(module, "a_function_of_it", (argument,)), Check(module, "another", world_size=2)]
+first, second = answers(checks, "2.20.2")
 """
+
+import sys
 
 from tests.helpers import mocked_transformer_engine
 
 if __name__ == "__main__":
-    mocked_transformer_engine.install()
+    mocked_transformer_engine.install(sys.argv[1])
 
 import dataclasses
 import functools
@@ -15,7 +18,6 @@ import multiprocessing
 import os
 import pickle
 import subprocess
-import sys
 import tempfile
 import traceback
 import warnings
@@ -44,14 +46,14 @@ class Check(NamedTuple):
     world_size: int = 0
 
 
-def answers(checks: Iterable[Check], *, timeout_s: float = 300) -> list[Any]:
-    """What each of ``checks`` returns, in one process that has TransformerEngine."""
+def answers(checks: Iterable[Check], version: str, *, timeout_s: float = 300) -> list[Any]:
+    """What each of ``checks`` returns, in one process that has this version of TransformerEngine."""
     with tempfile.TemporaryDirectory() as name:
         asked, answered = Path(name) / "checks", Path(name) / "answers"
         asked.write_bytes(pickle.dumps(list(checks)))
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
         subprocess.run(
-            [sys.executable, "-m", "tests.helpers.transformer_engine_ranks", str(asked), str(answered)],
+            [sys.executable, "-m", "tests.helpers.transformer_engine_ranks", version, str(asked), str(answered)],
             check=True,
             timeout=timeout_s,
             env=environment,
@@ -117,4 +119,4 @@ def _rank_main(call: Callable[..., Any], rank: int, check: Check, folder: Path) 
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]), Path(sys.argv[2]))
+    _main(Path(sys.argv[2]), Path(sys.argv[3]))
