@@ -6,6 +6,7 @@ Each command prints its words as if nobody had asked for anything else, and hand
 
 import argparse
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ STDOUT = Path("-")
 
 _DOCUMENTS: ContextVar[TextIO | None] = ContextVar("_DOCUMENTS", default=None)
 _ERRORS: ContextVar[TextIO | None] = ContextVar("_ERRORS", default=None)
-"""What stdout and stderr were when the command began."""
+"""Where documents go, and what stderr was when the command began."""
 
 
 def output_file(text: str) -> Path:
@@ -88,11 +89,43 @@ def directed_output(parser: argparse.ArgumentParser, args: argparse.Namespace) -
                 nowhere = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
                 stack.enter_context(contextlib.redirect_stderr(nowhere))
             if args.quiet or documents:
+                stack.enter_context(_descriptor_for_documents(sys.stderr))
                 stack.enter_context(contextlib.redirect_stdout(sys.stderr))
             yield
     finally:
         _DOCUMENTS.reset(before[0])
         _ERRORS.reset(before[1])
+
+
+@contextlib.contextmanager
+def _descriptor_for_documents(words: TextIO) -> Iterator[None]:
+    """Send to ``words`` what libraries print past Python, and documents to a copy of standard output.
+
+    gloo of torch 2.10 to 2.12 prints a line there for each group. A caller that has replaced ``sys.stdout`` keeps its
+    own.
+    """
+    stdout, is_replaced = sys.stdout, sys.stdout is not sys.__stdout__
+    if is_replaced:
+        yield
+        return
+    stdout.flush()
+    with open(os.dup(stdout.fileno()), "w", encoding=stdout.encoding) as documents:  # noqa: PTH123  (a descriptor)
+        os.dup2(words.fileno(), stdout.fileno())
+        before = _DOCUMENTS.set(documents)
+        try:
+            yield
+        finally:
+            _DOCUMENTS.reset(before)
+            documents.flush()
+            os.dup2(documents.fileno(), stdout.fileno())
+
+
+def documents_descriptor() -> int | None:
+    """Return the descriptor on which a child prints its document; ``None`` where a caller's stream has none."""
+    try:
+        return (_DOCUMENTS.get() or sys.stdout).fileno()
+    except io.UnsupportedOperation:
+        return None
 
 
 _NamedFile = tuple[str, Path]

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from hetero.standard_output import output_words
+from hetero.standard_output import documents_descriptor, output_words
 
 
 def run_in_child(
@@ -13,4 +13,4 @@ def run_in_child(
 ) -> int:
     """Run a module with ``words`` and the command line's ``--json`` and ``--quiet``; returns its exit code."""
     command = [sys.executable, *python_flags, "-m", module, *words, *output_words(args)]
-    return subprocess.run(command, check=False).returncode
+    return subprocess.run(command, check=False, stdout=documents_descriptor()).returncode

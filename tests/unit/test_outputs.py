@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import shlex
 import shutil
@@ -224,6 +225,43 @@ def test_a_file_may_be_standard_output(line: str, begins: str, capsys: pytest.Ca
     assert "written to standard output" in said or not said
     assert outcome(f"{line} --quiet", capsys)[::2] == (0, "")
     assert not Path("-").exists()
+
+
+PRINTS_PAST_PYTHON = """
+import argparse, os, sys
+from hetero.commands.child import run_in_child
+from hetero.standard_output import add_output_options, answer, directed_output
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--child", action="store_true")
+add_output_options(parser)
+args = parser.parse_args()
+with directed_output(parser, args):
+    os.write(1, b"a library's word\\n")
+    print("a word")
+    sys.stdout.flush()
+    if args.child:
+        sys.exit(run_in_child("program", [], args))
+    answer(args, lambda: {"a": "document"})
+os.write(1, b"after it\\n")
+"""
+
+
+def test_what_a_library_prints_itself_is_a_word_too(tmp_path: Path) -> None:
+    """Whether the command makes the document or its child. gloo prints so with torch 2.10 to 2.12."""
+    (tmp_path / "program.py").write_text(PRINTS_PAST_PYTHON)
+
+    def run(*flags: str) -> tuple[str, str]:
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+        command = [sys.executable, "program.py", *flags]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+        return done.stdout, done.stderr
+
+    words, document = "a library's word\na word\n", '{\n  "a": "document"\n}\n'
+    assert run() == (f"{words}after it\n", "")
+    assert run("--json") == (f"{document}after it\n", words)
+    assert run("--json", "--quiet") == (f"{document}after it\n", "")
+    assert run("--json", "--child") == (f"{document}after it\n", words * 2)
 
 
 @pytest.mark.slow
