@@ -27,6 +27,7 @@ from hetero.runtime.options import StageOptions
 from tests.helpers.models import gpt2_model, llama_model, moe_model
 from tests.helpers.plans import plan as plan_of
 from tests.helpers.plans import replica, stage
+from tests.helpers.played_cuda import no_graph_is_captured
 from tests.helpers.ranks import run_ranks
 from tests.helpers.training import SMALL_BUCKETS, Trace, train
 
@@ -99,6 +100,7 @@ def train_where_there_is_cuda(rank: int, plan: Plan, options: StageOptions) -> t
     with (
         mock.patch.object(sys, "meta_path", [watch, *sys.meta_path]),
         mock.patch.object(torch.cuda, "is_available", return_value=True),
+        no_graph_is_captured(),
         mock.patch.object(layer_choice, "runs_cuda", return_value=True),
         mock.patch.object(trainer, "runs_cuda", return_value=True),
     ):
@@ -171,6 +173,7 @@ def train_with_apex(rank: int, plan: Plan, options: StageOptions) -> tuple[int, 
     """A step with Apex's LayerNorm, and how often it was called."""
     with (
         mock.patch.object(torch.cuda, "is_available", return_value=True),
+        no_graph_is_captured(),
         mock.patch.object(layer_choice, "runs_cuda", return_value=True),
         mock.patch.object(layer_choice, "HAVE_FUSED_LAYER_NORM", new=True),
         mock.patch.object(fused_layer_norm, "HAVE_FUSED_LAYER_NORM", new=True),

@@ -29,6 +29,8 @@ from unittest.mock import MagicMock
 import torch
 import torch.nn.functional as F
 
+from tests.helpers.played_cuda import no_graph_is_captured
+
 NEWEST = "2.20.2"
 """Newest version that the tests were run with."""
 
@@ -99,9 +101,7 @@ def install(version: str) -> None:
         setattr(torch.cuda, name, stand_in)
 
     torch.Tensor.cuda = lambda self, *_: self  # type: ignore[method-assign]
-    # A build of torch with CUDA asks its driver here whether a graph is being captured.
-    for check in ("_cuda_graph_capture_health_check", "_accelerator_graph_capture_health_check"):
-        setattr(torch.optim.Optimizer, check, lambda self: None)
+    no_graph_is_captured().start()
 
     from hetero.runtime import cpu_backend
 
