@@ -126,12 +126,15 @@ def create_groups(plan: Plan, *, device: torch.device, timing: Timing | None = N
     for each in communicators.ordered:
         if each not in groups:
             groups[each] = create_group(each.ranks, backend=backend)
+    # Also the tensor-parallel group of a rank that has no other, over which megatron-core's cross entropy reduces. An
+    # idle rank makes its own too: torch 2.15 counts it in the names of later groups, which are the same on all ranks.
+    alone = create_group([rank], backend=backend, by_members_alone=True)
     context = ParallelContext(
         plan=plan,
         rank=rank,
         device=device,
         world=world,
-        stages=_stage_contexts(communicators, plan, rank, groups, backend),
+        stages=_stage_contexts(communicators, plan, rank, groups, alone),
         losses=groups[communicators.losses] if communicators.losses is not None else None,
         gradients={ranks: groups[each] for ranks, each in communicators.gradients.items()},
         hierarchical={ranks: groups[each] for ranks, each in communicators.hierarchical.items()},
@@ -216,14 +219,10 @@ def backend_of_config(config: str, device: torch.device) -> str:
 
 
 def _stage_contexts(
-    communicators: PlanCommunicators, plan: Plan, rank: int, groups: ProcessGroups, backend: str
+    communicators: PlanCommunicators, plan: Plan, rank: int, groups: ProcessGroups, alone: dist.ProcessGroup
 ) -> tuple[StageContext, ...]:
-    if not (placements := plan.placements(rank)):
-        return ()
-    # Also the tensor-parallel group of a rank that has no other, over which megatron-core's cross entropy reduces.
-    alone = create_group([rank], backend=backend, by_members_alone=True)
     contexts = []
-    for place in placements:
+    for place in plan.placements(rank):
         r, s = place.replica, place.stage
         stages = plan.replicas[r].stages
         tp = groups[communicators.tp[stages[s].tp_groups[place.dp_rank]]] if stages[s].tp > 1 else alone
