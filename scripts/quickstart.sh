@@ -2,6 +2,7 @@
 # From nothing but Python and a shell to a model trained under an uneven plan, and the proof that it is right.
 #
 #   bash scripts/quickstart.sh [TRAIN_STEPS [RACE_STEPS]]
+#   VENV=/opt/venv bash scripts/quickstart.sh       in this environment, which has '[train]'; default: make .venv
 #
 # Four CPU processes share a small Llama-style model unequally: two replicas of different depth, unequal layers,
 # tensor parallelism and microbatches. The text is the source of the installed Python standard library. Then they
@@ -11,7 +12,11 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 cd "$repository"
 steps="${1:-100}"
 race_steps="${2:-6}"
-prepare_environment '[train]'
+if [ -z "${VENV:-}" ]; then
+    VENV="$repository/.venv"
+    prepare_environment .venv '[train]' 3 3.11 3.12 3.13
+fi
+python="$VENV/bin/python"
 
 run=runs/quickstart
 mkdir -p "$run"

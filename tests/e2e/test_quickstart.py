@@ -1,7 +1,9 @@
 """The first command of the README, with few steps: real text in, a model trained under an uneven plan, the proof."""
 
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,13 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.timeout(400)
 def test_quickstart(tmp_path: Path) -> None:
     done = subprocess.run(
-        ["bash", "scripts/quickstart.sh", "10", "2"], cwd=ROOT, capture_output=True, text=True, timeout=380, check=False
+        ["bash", "scripts/quickstart.sh", "10", "2"],
+        cwd=ROOT,
+        env=os.environ | {"VENV": sys.prefix},
+        capture_output=True,
+        text=True,
+        timeout=380,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     losses = [float(loss) for loss in re.findall(r"^step .*\| loss ([\d.]+) ", done.stdout, re.MULTILINE)]
