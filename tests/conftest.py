@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings
 
 from hetero.runtime.version_differences import define_kernels_without_triton
+from tests.helpers import lanes
 from tests.helpers.file_order import in_order
 from tests.helpers.ranks import ANSWERS, POOL
 from tests.helpers.rotation import Row, rotation_of_today, waiting
@@ -106,7 +107,15 @@ def _keep_whose_turn_it_is(config: pytest.Config, items: list[pytest.Item]) -> N
     items[:] = [item for item in items if item not in dropped]
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if lanes.is_in_newest_stack(item.path):
+        item.add_marker(pytest.mark.newest_stack)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.option.share_files is not None:
+        reports = terminalreporter.stats
+        lanes.note_outcomes(config.option.share_files, {name: len(reports.get(name, ())) for name in lanes.OUTCOMES})
     count, some, every = config.stash.get(WAITING, (0, 1, 1))
     if count:
         terminalreporter.write_line(

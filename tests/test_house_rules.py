@@ -276,7 +276,7 @@ def test_a_commit_is_held_to_what_the_tests_begin_with() -> None:
         """Without their flags and files."""
         text = (ROOT / file).read_text(encoding="utf-8")
         return {
-            found.strip() for found in re.findall(r"^(?: +entry: )?\.venv/bin/([a-z -]+?)(?: [-.].*)?$", text, re.M)
+            found.strip() for found in re.findall(r"^ *(?:entry: )?\.venv/bin/([a-z -]+?)(?: [-.].*)?$", text, re.M)
         }
 
     assert commands(".pre-commit-config.yaml") == commands("scripts/test.sh")

@@ -59,6 +59,8 @@ def _import_for_all() -> None:
 def _work(words: list[str], *, is_shared: bool) -> int:
     if is_shared:
         fork_server_early()
+    # A shell starts what runs in the background deaf to Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     import pytest  # noqa: PLC0415  (no worker's plugin belongs to the others)
 
     return int(pytest.main(words))
