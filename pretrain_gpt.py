@@ -13,10 +13,10 @@ from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 
 from hetero.distributed.environment import set_cuda_environment
-from hetero.extras import exit_without
+from megatron.pretrain.start_check import exit_if_unusable
 
 # Before torch is imported by anyone.
-exit_without("train", program="pretrain_gpt.py")
+exit_if_unusable("pretrain_gpt.py")
 set_cuda_environment(os.environ)
 
 from hetero.distributed.process_exit import bounded_exit

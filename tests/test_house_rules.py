@@ -34,6 +34,7 @@ READS_BY_ITSELF = frozenset(
     {
         "hetero/serialization.py",  # the one place
         "hetero/data/__init__.py",  # resources of the package
+        "hetero/doctor/installed_files.py",  # what pip wrote
     }
 )
 """Modules that may read text, JSON, YAML or pickles without its help, each with the reason beside it."""

@@ -17,10 +17,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from hetero.extras import exit_without
+# The code of this checkout, whatever is installed.
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from megatron.pretrain.start_check import exit_if_unusable
 
 # Before torch is imported by anyone.
-exit_without("train", program="convert_checkpoint.py")
+exit_if_unusable("convert_checkpoint.py")
 
 from hetero.checkpoint.interchange.formats import ModelType, WeightFormat
 from hetero.checkpoint.manifest import FloatType

@@ -11,12 +11,17 @@ optimizer are those of the flags, so that nobody writes a model file. Plan, pred
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+
+# The code of this checkout, whatever is installed.
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from hetero.distributed.environment import set_cuda_environment
-from hetero.extras import exit_without
+from megatron.pretrain.start_check import exit_if_unusable
 
 # Before torch is imported by anyone.
-exit_without("train", program="plan_flags.py")
+exit_if_unusable("plan_flags.py")
 set_cuda_environment(os.environ)
 
 from hetero.console import console

@@ -25,10 +25,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
 
-from hetero.extras import exit_without
+# The code of this checkout, whatever is installed.
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from megatron.pretrain.start_check import exit_if_unusable
 
 # Before torch is imported by anyone.
-exit_without("train", program="preprocess_data.py")
+exit_if_unusable("preprocess_data.py")
 
 import numpy as np
 

@@ -16,11 +16,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+# The code of this checkout, whatever is installed.
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from hetero.distributed.environment import set_cuda_environment
-from hetero.extras import exit_without
+from megatron.pretrain.start_check import exit_if_unusable
 
 # Before torch is imported by anyone.
-exit_without("train", program="race_plans.py")
+exit_if_unusable("race_plans.py")
 set_cuda_environment(os.environ)
 
 import numpy as np

@@ -59,6 +59,11 @@ def local_place(environment: Mapping[str, str]) -> tuple[int, int]:
     return int(environment.get("LOCAL_RANK", "0")), int(count) if count.isdecimal() and int(count) > 0 else 1
 
 
+def is_on_one_host(environment: Mapping[str, str]) -> bool:
+    """Return whether all ranks of the launch are on this host; so is a process without a launcher."""
+    return environment.get("WORLD_SIZE", "1") == environment.get("LOCAL_WORLD_SIZE", "1")
+
+
 def describe_cuda_environment(environment: Mapping[str, str]) -> str:
     """What CUDA, torch and NCCL are told, for the log: the values that this project chose, then those of the user."""
     chosen: list[str] = []

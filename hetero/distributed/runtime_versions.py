@@ -6,7 +6,9 @@ version for several versions of CUDA work together as long as they bring one ver
 two versions (``ncclInvalidUsage``, "Mismatched NCCL version" in its ``init.cc``), when the first group is made.
 """
 
+import dataclasses
 import importlib.metadata
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +19,7 @@ from hetero.distributed.kernel_architectures import has_kernels
 from hetero.distributed.nccl_library import loaded_nccl_version
 from hetero.distributed.rank_consensus import ConsensusError
 from hetero.errors import ConfigError
+from hetero.installed_versions import DISTRIBUTIONS, InstalledVersions, combination_of, versions_of
 from hetero.text import number_ranges
 
 MUST_AGREE = {
@@ -35,33 +38,36 @@ VOLTA = (7, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RuntimeVersions:
+class RuntimeVersions(InstalledVersions):
     """What a rank runs on.
 
-    torch: its version, without the build: ``2.13.0`` of ``2.13.0+cu126``, of which ``torch_build`` is the rest.
+    torch_build: what follows the version of torch: ``cu126`` of ``2.13.0+cu126``.
     nccl: of the library that torch loaded; ``none`` on the host CPU.
     """
 
     hetero: str
-    torch: str
     torch_build: str
-    megatron_core: str
     nccl: str
+
+    def __str__(self) -> str:
+        return InstalledVersions.__str__(self)
 
 
 def runtime_versions(device: torch.device) -> RuntimeVersions:
     """What this rank runs on."""
-    version, _, build = torch.__version__.partition("+")
+    _, _, build = torch.__version__.partition("+")
     nccl = "none"
     if device.type == "cuda":
         # A torch that has NCCL built in, as that of ROCm has RCCL, loads none.
         built_in = ("RCCL " if torch.version.hip else "") + ".".join(map(str, torch.cuda.nccl.version()))
         nccl = loaded_nccl_version() or built_in
+    packages = versions_of(DISTRIBUTIONS.values())
+    installed = combination_of(platform.python_version(), packages | {"torch": torch.__version__})
+    assert installed is not None, "both are imported by now"
     return RuntimeVersions(
+        **dataclasses.asdict(installed),
         hetero=importlib.metadata.version("megatron-hetero"),
-        torch=version,
         torch_build=build or "no build named",
-        megatron_core=importlib.metadata.version("megatron-core"),
         nccl=nccl,
     )
 
@@ -92,8 +98,8 @@ def check_kernels(device: torch.device) -> None:
     )
 
 
-def check_versions(device: torch.device) -> None:
-    """Checks that all ranks run one version of everything that has to be the same everywhere.
+def check_versions(device: torch.device) -> tuple[RuntimeVersions, ...]:
+    """Checks that all ranks run one version of everything that has to be the same everywhere; returns those of all.
 
     Collective over the world (all-gather of short objects, by gloo). Comes before any other group is made.
 
@@ -105,6 +111,7 @@ def check_versions(device: torch.device) -> None:
     dist.all_gather_object(every, own)
     if said := difference_of(every):
         raise ConsensusError(said)
+    return tuple(every)
 
 
 def difference_of(every: Sequence[RuntimeVersions]) -> str:

@@ -6,6 +6,9 @@ from typing import ClassVar
 
 from pydantic import ConfigDict
 
+from hetero.doctor.installed_files import OldCopy
+from hetero.doctor.requirements import UnmetRequirement
+from hetero.installed_versions import InstalledVersions, combination_of
 from hetero.serialization import STRICT
 
 
@@ -83,7 +86,9 @@ class HostFacts:
     driver: of the NVIDIA kernel module; ``driver_cuda`` is the newest CUDA that it runs.
     packages: versions by distribution, of those that matter and are installed.
     modules: of those that matter, which can be imported.
-    accepted: by distribution, the versions that the installed megatron-core says it takes.
+    unmet: requirements of installed packages that others do not meet.
+    old_copies: of megatron-hetero, from before its harness moved.
+    changed_files: of megatron-core, missing or not as its wheel brought them.
     environment: the variables that CUDA, NCCL, torch and torchrun read.
     locked_memory_bytes: most that a process may pin, ``None`` without a limit; ``open_files`` likewise.
     shared_memory_bytes: size of /dev/shm, ``None`` if there is none.
@@ -102,7 +107,9 @@ class HostFacts:
     torch_error: str | None = None
     packages: Mapping[str, str] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
-    accepted: Mapping[str, str] = field(default_factory=dict)
+    unmet: tuple[UnmetRequirement, ...] = ()
+    old_copies: tuple[OldCopy, ...] = ()
+    changed_files: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     locked_memory_bytes: int | None = None
     open_files: int | None = None
@@ -117,6 +124,14 @@ class HostFacts:
     def gpus(self) -> tuple[GpuFacts, ...]:
         """Those that torch sees."""
         return self.torch.gpus if self.torch is not None else ()
+
+    @property
+    def installed(self) -> InstalledVersions | None:
+        """The combination of versions that has to fit together; ``None`` without torch or megatron-core."""
+        packages = dict(self.packages)
+        if self.torch is not None:
+            packages["torch"] = self.torch.version
+        return combination_of(self.python, packages)
 
     @property
     def has_nvidia(self) -> bool:

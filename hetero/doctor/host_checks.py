@@ -5,12 +5,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from packaging.specifiers import SpecifierSet
-
+from hetero.data.tried_versions import shipped_versions
 from hetero.distributed.environment import CUDA_DEFAULTS
 from hetero.distributed.kernel_architectures import has_kernels
 from hetero.doctor.facts import GpuFacts, HostFacts, NetworkInterface
 from hetero.doctor.findings import Finding, Severity
+from hetero.doctor.installed_files import MEGATRON, OWN, reinstall_megatron_core
 from hetero.extras import pip_install
 from hetero.spec.devices import is_short_of_memory
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
@@ -21,7 +21,13 @@ OLDEST_PYTHON = (3, 11)
 TURING = (7, 5)
 """The oldest compute capability that CUDA 13 has."""
 
-TRANSFORMER_ENGINE, MEGATRON = "transformer-engine", "megatron-core"
+TRANSFORMER_ENGINE = "transformer-engine"
+
+TRANSFORMER_ENGINES = ">=2.9"
+"""The versions of TransformerEngine that the extra of this package accepts (setup.py)."""
+
+MAX_NAMED_FILES = 3
+"""Changed files that a line names; the rest are counted."""
 
 LEAST_SHARED_MEMORY_BYTES = GIB
 """Heuristic: NCCL shares buffers of some MiB per pair of ranks there, and workers that load data their batches."""
@@ -69,6 +75,55 @@ def check_torch(facts: HostFacts) -> Iterator[Finding]:
         installed = facts.packages.get(name)
         yield _finding(
             name, installed or "not installed", problem=None if installed else f"run: {pip_install('train')}"
+        )
+
+
+def check_versions_together(facts: HostFacts) -> Iterator[Finding]:
+    """Whether this combination of versions was tried, and whether packages accept one another."""
+    subject = "versions together"
+    if (installed := facts.installed) is not None:
+        verdict = shipped_versions().judge(installed, on_gpu=bool(facts.gpus))
+        said = f"{verdict.kind}: {installed}: {verdict.said}"
+        if verdict.kind == "known to break":
+            yield Finding(severity="problem", subject=subject, found=said, todo=verdict.fix)
+        elif verdict.kind == "not tried":
+            todo = f"if it fails, try the nearest: {verdict.fix}"
+            yield Finding(severity="warning", subject=subject, found=said, todo=todo)
+        else:
+            yield Finding(severity="ok", subject=subject, found=said)
+    for unmet in facts.unmet:
+        if facts.old_copies and unmet.asked_by.startswith(OWN):
+            # What the old copy asks for.
+            continue
+        yield Finding(
+            severity="problem",
+            subject=unmet.package,
+            found=f"{unmet.installed}, but {unmet.asked_by} accepts {unmet.accepted}",
+            todo=_install_transformer_engine(facts)
+            if unmet.package == TRANSFORMER_ENGINE
+            else f"run: pip install '{unmet.package}{unmet.accepted}'",
+        )
+
+
+def check_files(facts: HostFacts) -> Iterator[Finding]:
+    """No old copy of this package is found, and the files of megatron-core are those of its wheel."""
+    for copy in facts.old_copies:
+        yield Finding(
+            severity="problem",
+            subject="megatron-hetero",
+            found=f"{copy.where} is of an earlier one, whose harness was megatron/training",
+            todo=copy.fix,
+        )
+    if facts.changed_files:
+        named = ", ".join(facts.changed_files[:MAX_NAMED_FILES])
+        more = len(facts.changed_files) - MAX_NAMED_FILES
+        # The harness imports megatron/core; megatron/training is for Megatron-LM's own scripts.
+        in_core = any(name.startswith("megatron/core/") for name in facts.changed_files)
+        yield Finding(
+            severity="problem" if in_core else "warning",
+            subject="files of megatron-core",
+            found=f"missing or changed since they were installed: {named}{f' and {more} more' if more > 0 else ''}",
+            todo=f"run: {reinstall_megatron_core(facts.packages[MEGATRON])}",
         )
 
 
@@ -133,9 +188,8 @@ def check_nccl(facts: HostFacts) -> Iterator[Finding]:
 
 
 def check_transformer_engine(facts: HostFacts) -> Iterator[Finding]:
-    """TransformerEngine is there where the devices have it, in a version that megatron-core accepts."""
+    """TransformerEngine is there where the devices have it, with libraries for torch's CUDA."""
     installed = facts.packages.get(TRANSFORMER_ENGINE)
-    accepted = facts.accepted.get(TRANSFORMER_ENGINE)
     can = any(gpu.compute_capability >= (8, 0) for gpu in facts.gpus)
     if installed is None:
         if can:
@@ -152,13 +206,7 @@ def check_transformer_engine(facts: HostFacts) -> Iterator[Finding]:
                 found="not installed, and these devices do not run it: local layers are used",
             )
         return
-    problem = None
-    core = facts.packages.get(MEGATRON)
-    if accepted is not None and not SpecifierSet(accepted).contains(installed, prereleases=True):
-        problem = f"megatron-core {core} accepts {accepted}; run: {_install_transformer_engine(facts)}"
-    elif (other := _other_cuda_of_transformer_engine(facts)) is not None:
-        problem = other
-    yield _finding("TransformerEngine", installed, problem=problem)
+    yield _finding("TransformerEngine", installed, problem=_other_cuda_of_transformer_engine(facts))
 
 
 def _other_cuda_of_transformer_engine(facts: HostFacts) -> str | None:
@@ -317,6 +365,8 @@ HOST_CHECKS: tuple[Callable[[HostFacts], Iterator[Finding]], ...] = (
     check_system,
     check_driver,
     check_torch,
+    check_files,
+    check_versions_together,
     check_gpus,
     check_nccl,
     check_transformer_engine,
@@ -370,11 +420,10 @@ def _wheel_for(capability: tuple[int, int]) -> str:
 
 
 def _install_transformer_engine(facts: HostFacts) -> str:
-    """For the CUDA of the installed torch, in a version that megatron-core accepts."""
+    """For the CUDA of the installed torch, in a version that this package accepts."""
     cuda = facts.torch.cuda if facts.torch is not None else None
     major = cuda.split(".")[0] if cuda else "13"
-    accepted = facts.accepted.get(TRANSFORMER_ENGINE, "")
-    return f"pip install --no-build-isolation 'transformer_engine[pytorch,core_cu{major}]{accepted}'"
+    return f"pip install --no-build-isolation 'transformer_engine[pytorch,core_cu{major}]{TRANSFORMER_ENGINES}'"
 
 
 def _sm(gpu: GpuFacts) -> str:

@@ -2,7 +2,6 @@
 
 import ctypes
 import fcntl
-import importlib.metadata
 import os
 import platform
 import re
@@ -13,12 +12,12 @@ import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
-
 from hetero.doctor.facts import HostFacts, InfinibandPort, NetworkInterface, TorchFacts
+from hetero.doctor.installed_files import changed_files, old_copies
+from hetero.doctor.requirements import unmet_requirements
 from hetero.errors import ConfigError
 from hetero.extras import is_installed
+from hetero.installed_versions import versions_of
 from hetero.serialization import read_text
 from hetero.units import MIB
 
@@ -78,9 +77,11 @@ def host_facts(
         driver_cuda=_driver_cuda(),
         torch=torch,
         torch_error=torch_error,
-        packages=_versions(),
+        packages=versions_of(PACKAGES),
         modules=tuple(name for name in MODULES if is_installed(name)),
-        accepted=_accepted_by_megatron_core(),
+        unmet=unmet_requirements(),
+        old_copies=old_copies(environment),
+        changed_files=changed_files(),
         environment={
             name: value for name, value in sorted(environment.items()) if name in NAMES or name.startswith(PREFIXES)
         },
@@ -132,30 +133,6 @@ def _driver_cuda() -> str | None:
     if library.cuDriverGetVersion(ctypes.byref(version)) != 0:
         return None
     return f"{version.value // 1000}.{version.value % 1000 // 10}"
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _accepted_by_megatron_core() -> dict[str, str]:
-    """What its extras ask for of :data:`PACKAGES`: nobody else checks that when these are installed by themselves."""
-    try:
-        requirements = importlib.metadata.requires("megatron-core") or []
-    except importlib.metadata.PackageNotFoundError:
-        return {}
-    wanted = [Requirement(each) for each in requirements]
-    return {
-        canonicalize_name(each.name): str(each.specifier)
-        for each in wanted
-        if canonicalize_name(each.name) in PACKAGES and str(each.specifier)
-    }
 
 
 def _limit(kind: int) -> int | None:

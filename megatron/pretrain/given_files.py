@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from hetero.checkpoint.folder import find_checkpoint, latest_step
+from hetero.distributed.environment import is_on_one_host
 from hetero.elastic.records import ASSIGNMENT_VARIABLE, DESCRIBE_VARIABLE
 from hetero.errors import ConfigError, HeteroError
 from hetero.plan.ir import Plan
@@ -32,7 +33,7 @@ def sees_what_all_see(environment: Mapping[str, str]) -> bool:
     """
     if environment.keys() & {ASSIGNMENT_VARIABLE, DESCRIBE_VARIABLE}:
         return False
-    return environment.get("WORLD_SIZE", "1") == environment.get("LOCAL_WORLD_SIZE", "1")
+    return is_on_one_host(environment)
 
 
 def file_problems(flags: FlagValues) -> list[str]:

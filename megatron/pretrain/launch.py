@@ -21,6 +21,7 @@ from hetero.distributed.hardware_queues import check_hardware_queues
 from hetero.distributed.rank_consensus import check_same_everywhere, on_all_ranks
 from hetero.distributed.runtime_versions import check_kernels, check_versions
 from hetero.distributed.shutdown import leave_world
+from hetero.doctor.installation import check_installation, untried_note
 from hetero.elastic.records import ASSIGNMENT_VARIABLE, RankAssignment
 from hetero.errors import ConfigError, MembershipError, PlanError, PlanMemoryError
 from hetero.plan.batch_shares import check_batch_sizes
@@ -143,8 +144,9 @@ def joined(launch: Launch, config: ParallelConfig) -> Iterator[tuple[torch.devic
     Yields this rank's device and the failure detector.
 
     Raises:
-        ConfigError: a rank has no device for the backend that was asked for, or a torch without kernels for it, or
-            the ranks run different versions of the same software; on every rank.
+        ConfigError: a rank has no device for the backend that was asked for, a torch without kernels for it, versions
+            that are known to break or an old copy of this package, or the ranks run different versions of the same
+            software; on every rank.
         MembershipError: the store cannot be reached, or a rank did not arrive or was lost.
     """
     timeout = datetime.timedelta(minutes=config.timeout_minutes)
@@ -171,12 +173,15 @@ def joined(launch: Launch, config: ParallelConfig) -> Iterator[tuple[torch.devic
         )
         failed = True
         try:
+            on_all_ranks(lambda: check_installation(os.environ))
             device = on_all_ranks(lambda: _device(config.backend, launch.local_rank))
             if device.type == "cuda":
                 torch.cuda.set_device(device)
                 if launch.rank == 0:
                     print(f"environment: {launch.cuda_environment}", flush=True)
-            check_versions(device)
+            by_rank = check_versions(device)
+            if launch.rank == 0 and (note := untried_note(by_rank, on_gpu=device.type == "cuda")):
+                print(note, flush=True)
             on_all_ranks(lambda: check_kernels(device))
             yield device, detector
             failed = False

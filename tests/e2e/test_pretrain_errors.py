@@ -11,6 +11,8 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hetero.data.tried_versions import BreakingVersions, TriedRun, TriedVersions, VersionTable
+from hetero.distributed import runtime_versions
+from hetero.doctor import installation
+from hetero.doctor.installed_files import OLD_FILES
 from hetero.errors import ConfigError, HeteroError, MembershipError
+from hetero.installed_versions import installed_versions
 from hetero.serialization import save, to_json
 from megatron.pretrain import launch
 from megatron.pretrain.cli.arguments import parse_args
@@ -427,7 +434,7 @@ def join_with_gpus(rank: int, num_gpus: int, backend: str) -> str:
     torch.cuda.device_count = lambda: num_gpus
     torch.cuda.is_available = lambda: num_gpus > 0
     # These ask NCCL and CUDA, which are not there.
-    launch.check_versions = launch.check_kernels = lambda device: None
+    launch.check_versions, launch.check_kernels = lambda device: (), lambda device: None
     launch._store = lambda *_: dist.PrefixStore("again", store)
     dist.init_process_group = lambda backend, **kwargs: init_process_group("gloo", **kwargs)
     parallel = parse_args(command_line(micro_batch_size="1", distributed_backend=backend)).parallel
@@ -479,7 +486,96 @@ def test_every_rank_needs_a_device(num_gpus: int, backend: str, said: list[str])
     assert run_ranks(join_with_gpus, 2, num_gpus, backend) == said
 
 
+# ---- hosts whose installations differ
+
+
+def join_from_another_host(rank: int, table: VersionTable, changes: dict[str, str], folder: str) -> tuple[str, str]:
+    """Join where rank 1 has other versions and ``folder`` on its path; what this rank hears, and what it prints."""
+    store = dist.distributed_c10d._get_default_store()
+    dist.barrier()
+    dist.destroy_process_group()
+    launch._store = lambda *_: dist.PrefixStore("again", store)
+    installation.shipped_versions = lambda: table
+    if rank == 1:
+        sys.path.append(folder)
+        installed = dataclasses.replace(installed_versions(), **changes)
+        running = dataclasses.replace(runtime_versions.runtime_versions(torch.device("cpu")), **changes)
+        installation.installed_versions = lambda: installed
+        runtime_versions.runtime_versions = lambda device: running
+    printed, said = io.StringIO(), ""
+    parallel = parse_args(command_line(micro_batch_size="1", distributed_backend="gloo")).parallel
+    with contextlib.redirect_stdout(printed):
+        try:
+            with joined(Launch(rank=rank, world_size=2, local_rank=rank), parallel):
+                pass
+        except ConfigError as error:
+            said = str(error)
+    # The helper that runs this leaves the world at its end.
+    dist.init_process_group("gloo", store=dist.PrefixStore("end", store), rank=rank, world_size=2)
+    return said, printed.getvalue()
+
+
+@pytest.fixture
+def table() -> VersionTable:
+    """This environment was tried, and Python 9.9 is known to break."""
+    run = TriedRun(kind="bits", device="CPU", date="2026-11-27", command="pytest", result="equal")
+    breaking = BreakingVersions(
+        versions={"python": "==9.9"}, because="it is not there yet", fix="wait", date="2026-11-27", command="python9.9"
+    )
+    return VersionTable(
+        tried=(TriedVersions(**dataclasses.asdict(installed_versions()), runs=(run,)),), breaking=(breaking,)
+    )
+
+
+def test_rank_0_says_which_combination_was_not_tried(table: VersionTable, tmp_path: Path) -> None:
+    changes = {"transformer_engine": "2.99.0"}
+    (error, line), other = run_ranks(join_from_another_host, 2, table, changes, str(tmp_path))
+    assert (error, other) == ("", ("", ""))
+    here = installed_versions()
+    assert line == (
+        f"versions not tried: rank 1: {here}, TransformerEngine 2.99.0: no run had TransformerEngine 2.99.0; the "
+        f"nearest combination that was: {here} (bits on CPU, 2026-11-27) (docs/install.md)\n"
+    )
+
+
+def test_all_ranks_hear_of_an_old_copy_on_one_host(table: VersionTable, tmp_path: Path) -> None:
+    write_old_copy(tmp_path)
+    first, second = run_ranks(join_from_another_host, 2, table, {}, str(tmp_path))
+    assert first == second
+    assert first[0].startswith(f"on rank 1: {tmp_path}/megatron/training is of an earlier megatron-hetero, ")
+
+
+def test_all_ranks_hear_of_a_combination_that_breaks_on_one_host(table: VersionTable, tmp_path: Path) -> None:
+    first, second = run_ranks(join_from_another_host, 2, table, {"python": "9.9"}, str(tmp_path))
+    assert first == second
+    assert re.fullmatch(r"on rank 1: Python 9\.9, .*: known to break, because it is not there yet; wait", first[0])
+
+
+def write_old_copy(folder: Path) -> None:
+    (folder / "megatron/training").mkdir(parents=True)
+    for name in OLD_FILES:
+        (folder / "megatron/training" / name).touch()
+
+
 # ---- a whole launch
+
+
+def test_an_old_copy_ends_the_programs_before_torch_is_imported(tmp_path: Path) -> None:
+    write_old_copy(tmp_path)
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("raise SystemExit('torch was imported')")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    for program in ("pretrain_gpt.py", *(f"tools/{path.name}" for path in sorted((ROOT / "tools").glob("*.py")))):
+        if program == "tools/sweep.py":
+            continue
+        done = subprocess.run(
+            [sys.executable, program, "--help"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout) == (2, ""), program
+        assert done.stderr == (
+            f"hetero: {tmp_path}/megatron/training is of an earlier megatron-hetero, whose harness was "
+            f"megatron/training; leave {tmp_path} out of PYTHONPATH\n"
+        )
 
 
 @pytest.mark.rotates(every=6, turn=5)

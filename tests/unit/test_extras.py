@@ -1,7 +1,6 @@
 """The distribution asks for the packages that its code imports, and says which extra brings one that is missing."""
 
 import ast
-import importlib.metadata
 import runpy
 import sys
 from collections.abc import Iterator
@@ -11,9 +10,11 @@ from typing import Any
 import pytest
 import setuptools
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from hetero import extras
+from hetero.doctor.host_checks import TRANSFORMER_ENGINES
 from hetero.errors import ConfigError
 from hetero.extras import EXTRAS, exit_without, require
 
@@ -109,6 +110,12 @@ def test_transformer_engine_is_as_new_as_megatron_core_asks(described: dict[str,
     (oldest,) = [bound.version for bound in wanted.specifier if bound.operator == ">="]
     assert all(bound.contains(oldest) for bound in accepted.specifier if bound.operator == ">=")
     assert wanted.extras == accepted.extras
+
+
+def test_the_doctor_installs_the_transformer_engines_that_the_extra_accepts(described: dict[str, Any]) -> None:
+    ours = [Requirement(each) for each in described["extras_require"]["transformer-engine"]]
+    (wanted,) = [each for each in ours if canonicalize_name(each.name) == "transformer-engine"]
+    assert wanted.specifier == SpecifierSet(TRANSFORMER_ENGINES)
 
 
 def test_every_file_of_the_packages_is_installed(described: dict[str, Any]) -> None:

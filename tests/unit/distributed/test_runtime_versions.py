@@ -114,7 +114,9 @@ def test_a_rank_says_what_it_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.cuda_name, found.compute_capability, found.memory_bytes) == ("NVIDIA A30", (8, 0), 16 * 2**30)
 
 
-OWN = RuntimeVersions(hetero="0.2.0", torch="2.13.0", torch_build="cu130", megatron_core="0.16.1", nccl="2.28.9")
+OWN = RuntimeVersions(
+    python="3.12", hetero="0.2.0", torch="2.13.0", torch_build="cu130", megatron_core="0.16.1", nccl="2.28.9"
+)
 
 
 def test_builds_for_several_versions_of_cuda_go_together() -> None:

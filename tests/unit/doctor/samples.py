@@ -8,7 +8,7 @@ from hetero.units import GIB
 
 CU126 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
 CU130 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
-"""What wheels of torch 2.13 are built for: RELEASE.md of pytorch, "PyTorch CUDA Support Matrix"."""
+"""What wheels of torch 2.11 to 2.14 are built for: RELEASE.md of pytorch, "PyTorch CUDA Support Matrix"."""
 
 A100 = GpuFacts(name="NVIDIA A100-SXM4-40GB", compute_capability=(8, 0), memory_bytes=int(39.4 * GIB), numa_node=0)
 V100 = GpuFacts(name="Tesla V100-SXM2-16GB", compute_capability=(7, 0), memory_bytes=int(15.8 * GIB), numa_node=0)
@@ -17,7 +17,7 @@ V100 = GpuFacts(name="Tesla V100-SXM2-16GB", compute_capability=(7, 0), memory_b
 def torch_of(gpu: GpuFacts, *, num_gpus: int = 8, **overrides: Any) -> TorchFacts:
     old = gpu.compute_capability < (7, 5)
     made = TorchFacts(
-        version="2.13.0+cu126" if old else "2.13.0+cu130",
+        version="2.11.0+cu126" if old else "2.11.0+cu130",
         cuda="12.6" if old else "13.0",
         cudnn="91002",
         architectures=CU126 if old else CU130,
@@ -40,7 +40,6 @@ def host(gpu: GpuFacts = A100, **overrides: Any) -> HostFacts:
         torch=torch_of(gpu),
         packages={"megatron-core": "0.16.1", "safetensors": "0.5.0", "megatron-hetero": "0.2.0", **engine},
         modules=("apex", "fused_weight_gradient_mlp_cuda"),
-        accepted={"transformer-engine": ">=2.9.0a0,<2.12.0"},
         shared_memory_bytes=64 * GIB,
         open_files=65536,
         numa_nodes=2,

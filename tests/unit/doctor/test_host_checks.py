@@ -8,6 +8,8 @@ import pytest
 from hetero.doctor.facts import GpuFacts, HostFacts, InfinibandPort, NetworkInterface
 from hetero.doctor.findings import Diagnosis, Finding
 from hetero.doctor.host_checks import check_host
+from hetero.doctor.installed_files import OldCopy
+from hetero.doctor.requirements import UnmetRequirement
 from hetero.units import GIB, MIB
 from tests.unit.doctor.samples import A100, CU130, V100, host, rank_of, torch_of
 
@@ -71,21 +73,75 @@ def test_a_fault_is_told_alone(changes: dict[str, Any], severity: str, subject: 
 
 
 def test_a_v100_needs_the_wheel_that_has_its_kernels() -> None:
-    found = only_fault(host(V100, torch=torch_of(V100, version="2.13.0+cu130", cuda="13.0", architectures=CU130)))
+    found = only_fault(host(V100, torch=torch_of(V100, version="2.11.0+cu130", cuda="13.0", architectures=CU130)))
     assert found.severity == "problem"
     assert "not for sm_70" in found.found
     assert "whl/cu126" in found.todo
 
 
+def with_versions(**versions: str) -> HostFacts:
+    """A good host, with other versions of these distributions."""
+    return host(packages={**host().packages, **{name.replace("_", "-"): each for name, each in versions.items()}})
+
+
+def test_a_combination_that_was_tried_is_named_with_what_was_run() -> None:
+    (line,) = [each for each in check_host(host()) if each.subject == "versions together"]
+    assert line.severity == "ok"
+    assert line.found.startswith(
+        "tried: Python 3.12, megatron-core 0.16.1, torch 2.11.0, TransformerEngine 2.11.0: GPU on NVIDIA H200, "
+    )
+
+
+def test_a_combination_that_was_not_tried_is_named_with_the_nearest() -> None:
+    found = only_fault(with_versions(transformer_engine="2.99.0"))
+    assert (found.severity, found.subject) == ("warning", "versions together")
+    assert "TransformerEngine 2.99.0: no run had TransformerEngine 2.99.0; the nearest" in found.found
+    assert found.todo.startswith("if it fails, try the nearest: pip install transformer-engine==")
+
+
+def test_a_combination_that_breaks_is_a_problem() -> None:
+    found = only_fault(dataclasses.replace(with_versions(megatron_core="0.19.2"), python="3.11.7"))
+    assert (found.severity, found.subject) == ("problem", "versions together")
+    assert found.found.startswith("known to break: Python 3.11, megatron-core 0.19.2, ")
+    assert "need Python 3.12" in found.found
+    assert "Python 3.12 or 3.13" in found.todo
+
+
 @pytest.mark.parametrize(
-    ("version", "is_accepted"), [("2.9.0", True), ("2.11.0", True), ("2.12.0", False), ("2.8.0", False)]
+    ("package", "accepted", "todo"),
+    [
+        ("nvidia-cudnn-frontend", ">=1.29.0", "run: pip install 'nvidia-cudnn-frontend>=1.29.0'"),
+        (
+            "transformer-engine",
+            ">=2.9",
+            "pip install --no-build-isolation 'transformer_engine[pytorch,core_cu13]>=2.9'",
+        ),
+    ],
 )
-def test_megatron_core_says_which_transformer_engine_it_takes(version: str, is_accepted: bool) -> None:
-    packages = {**host().packages, "transformer-engine": version}
-    found = faults(host(packages=packages))
-    assert [finding.subject for finding in found] == ([] if is_accepted else ["TransformerEngine"])
-    if not is_accepted:
-        assert "accepts >=2.9.0a0,<2.12.0" in found[0].todo
+def test_a_requirement_that_is_not_met_is_a_problem(package: str, accepted: str, todo: str) -> None:
+    unmet = UnmetRequirement(asked_by="another 1.0", package=package, accepted=accepted, installed="1.26.0")
+    found = only_fault(host(unmet=(unmet,)))
+    assert (found.severity, found.subject) == ("problem", package)
+    assert (found.found, found.todo) == (f"1.26.0, but another 1.0 accepts {accepted}", todo)
+
+
+def test_an_old_copy_is_a_problem_whose_own_requirements_do_not_count() -> None:
+    copy = OldCopy(where="/site/megatron/training", fix="run: pip uninstall -y megatron-hetero")
+    unmet = UnmetRequirement(
+        asked_by="megatron-hetero 0.1", package="megatron-core", accepted="<0.17", installed="0.19.2"
+    )
+    found = only_fault(host(old_copies=(copy,), unmet=(unmet,)))
+    assert (found.severity, found.subject, found.todo) == ("problem", "megatron-hetero", copy.fix)
+
+
+@pytest.mark.parametrize(("folder", "severity"), [("training", "warning"), ("core", "problem")])
+def test_files_that_another_package_took_are_named_with_the_command_that_restores_them(
+    folder: str, severity: str
+) -> None:
+    found = only_fault(host(changed_files=tuple(f"megatron/{folder}/{name}.py" for name in "abcde")))
+    assert (found.severity, found.subject) == (severity, "files of megatron-core")
+    assert found.found.endswith(f": megatron/{folder}/a.py, megatron/{folder}/b.py, megatron/{folder}/c.py and 2 more")
+    assert found.todo == "run: pip install --force-reinstall --no-deps megatron-core==0.16.1"
 
 
 def test_libraries_of_another_cuda_are_found() -> None:

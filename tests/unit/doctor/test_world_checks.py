@@ -45,7 +45,7 @@ def test_unlike_devices_with_one_nccl_are_fine() -> None:
             dataclasses.replace(SLOW, torch=torch_of(V100, version="2.12.0+cu126")),
             "problem",
             "torch, all hosts",
-            "2.13.0 on fast; 2.12.0 on slow",
+            "2.11.0 on fast; 2.12.0 on slow",
         ),
         (
             dataclasses.replace(SLOW, packages={**SLOW.packages, "megatron-hetero": "0.1.0"}),
