@@ -30,6 +30,7 @@ NOT_HERE = frozenset(
         "attention/dot_product_attention/utils.py",  # of TransformerEngine
         "megatron/core",  # of megatron-core's wheel
         "megatron/core/tensor_parallel/layers.py",  # as well
+        "megatron/training",  # of megatron-core's wheel since 0.17, and of this project before
         "tests/golden/gpipe_recompute_last.txt",  # what the worked example would add
         "torch/numa/binding.py",  # of torch's wheel
     }
@@ -39,6 +40,7 @@ NOT_HERE = frozenset(
 FOREIGN_FLAGS = frozenset(
     {
         "--auto-compaction-mode",  # of etcd
+        "--force-reinstall",  # of pip
         "--auto-compaction-retention",  # of etcd
         "--capture-range",  # of nsys
         "--check",  # of sha256sum
