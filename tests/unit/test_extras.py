@@ -1,6 +1,7 @@
 """The distribution asks for the packages that its code imports, and says which extra brings one that is missing."""
 
 import ast
+import importlib.metadata
 import runpy
 import sys
 from collections.abc import Iterator
