@@ -320,3 +320,18 @@ def test_one_training_loop() -> None:
         and ast.unparse(node.func.value).endswith("trainer")
     }
     assert callers == {"hetero/runtime/session.py"}
+
+
+def test_versions_differ_in_one_module() -> None:
+    """What depends on a version of megatron-core, torch or Python is where dropping that version deletes it."""
+    branches = [
+        f"{name(path)}:{node.lineno}"
+        for path in SOURCES
+        if name(path) != "hetero/runtime/version_differences.py"
+        for node in nodes(path)
+        if isinstance(node, (ast.Compare, ast.Call))
+        and re.search(
+            r"sys\.version_info|\.__version__ [<>=!]|is_torch_min_version|is_mcore_min_version", ast.unparse(node)
+        )
+    ]
+    assert branches == []

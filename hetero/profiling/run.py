@@ -4,6 +4,7 @@ A process of its own: it imports torch, which ``hetero`` itself never does.
 """
 
 import argparse
+import atexit
 import datetime
 import gc
 import os
@@ -64,6 +65,8 @@ def _run(args: argparse.Namespace, *, is_launched: bool) -> None:
 
     # What libraries have made stays, and need not be looked through after every point.
     gc.freeze()
+    # Else Triton finds its own objects alive when the process ends, and prints a page about them.
+    atexit.register(gc.unfreeze)
     make_folder(args.out, asked_by="--out")
     on, date = _profiled_device(args, *_name_and_known_types(args)), datetime.date.today().isoformat()
     if is_launched:

@@ -1,11 +1,10 @@
-"""Replaces the few CUDA calls that megatron-core 0.16's layers make, so that they run on machines without CUDA.
+"""Replaces the few CUDA calls that megatron-core's layers make, so that they run on machines without CUDA.
 
-Everything that is replaced is listed here, with the places in megatron-core that need it. With CUDA present
+Everything that is replaced is listed here, with the places in megatron-core 0.16.1 that need it. With CUDA present
 :func:`install` replaces nothing. It has to run before the first import of ``megatron.core``, whose fused functions
 call ``torch.compile`` while they are imported.
 """
 
-import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
+from hetero.runtime.muted_lines import ALWAYS, WITHOUT_CUDA, mute_lines
 from hetero.runtime.version_differences import define_kernels_without_triton
 
 _CPU = torch.device("cpu")
@@ -43,11 +43,11 @@ def install() -> None:
     * ``get_rng_state``, ``set_rng_state``, ``manual_seed``: tensor_parallel/random.py:55,72,235-240,422, which
       dot_product_attention.py:217 reaches even with dropout 0
     """
-    _drop_warnings_nobody_can_act_on()
+    mute_lines(ALWAYS)
     define_kernels_without_triton()
     if torch.cuda.is_available():
         return
-    warnings.filterwarnings("ignore", message=".*CUDA_DEVICE_MAX_CONNECTIONS")
+    mute_lines(WITHOUT_CUDA)
     for name, stand_in in {**_OF_DEVICES, **_OF_GENERATORS}.items():
         setattr(torch.cuda, name, stand_in)
     for name, stand_in in _OF_GENERATORS.items():
@@ -58,20 +58,6 @@ def install() -> None:
 
     # random.py:72 calls CUDA's lazy initialisation itself instead of torch.cuda.set_rng_state.
     megatron_random._set_cuda_rng_state = lambda new_state, device=-1, graph_safe=False: torch.set_rng_state(new_state)
-    # random.py:264 warns when the CPU generator moves inside a fork of "CUDA's": here they are the same one.
-    logger = logging.getLogger(megatron_random.__name__)
-    if _is_no_cpu_generator_warning not in logger.filters:
-        logger.addFilter(_is_no_cpu_generator_warning)
-
-
-def _drop_warnings_nobody_can_act_on() -> None:
-    """Silence that megatron-core calls collectives by names that torch 2.13 deprecates, and sets such a field."""
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.c10d_logger")
-    warnings.filterwarnings("ignore", message="full scope is deprecated")
-
-
-def _is_no_cpu_generator_warning(record: logging.LogRecord) -> bool:
-    return "CPU RNG state changed" not in record.getMessage()
 
 
 def _import_megatron_without_compiling() -> None:

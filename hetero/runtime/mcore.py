@@ -1,7 +1,8 @@
 """Sets megatron-core's module globals and reaches its private names, for all others.
 
 Its layers take their groups from a ``ProcessGroupCollection``, except for the few getters listed at
-:func:`install_parallel_state`.
+:func:`install_parallel_state`. Lines of its source are
+those of 0.16.1.
 """
 
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from megatron.core.transformer.pipeline_parallel_layer_layout import PipelinePar
 
 from hetero.distributed.process_groups import StageContext
 from hetero.plan.ir import Placement, Replica
+from hetero.runtime.version_differences import bind_missing_gemm, clear_moe_losses
 from hetero.spec.model import RotaryScaling
 
 
@@ -120,9 +122,7 @@ def install_parallel_state(collection: ProcessGroupCollection) -> None:
         setattr(parallel_state, name, value)
     if parallel_state._GLOBAL_MEMORY_BUFFER is None:
         parallel_state._set_global_memory_buffer()
-    # moe_utils.py:1192 reads a name that moe_utils.py:34 binds only where TransformerEngine is installed.
-    if not hasattr(moe_utils, "te_general_gemm"):
-        moe_utils.te_general_gemm = None
+    bind_missing_gemm(moe_utils)
 
 
 def forget_groups() -> None:
@@ -192,7 +192,7 @@ def scale_auxiliary_losses(scale: float, *, device: torch.device) -> None:
 
 def clear_auxiliary_losses() -> None:
     """Forget what megatron-core has added up of auxiliary losses for a log."""
-    moe_utils.clear_aux_losses_tracker()
+    clear_moe_losses(moe_utils)
 
 
 def keep_float64_logits() -> None:

@@ -92,3 +92,23 @@ def common_tensor_state(state: tuple[object, ...]) -> tuple[object, ...]:
     The sixth, strides, makes older versions fail with "too many values to unpack"; 2.15 reads five as well.
     """
     return state[:5]
+
+
+def clear_moe_losses(moe_utils: Any) -> None:
+    """megatron-core 0.18 and newer: set to zero what was added up of auxiliary losses for a log.
+
+    They are in a tracker of their own. The function that served until then is deprecated, to go in any release.
+    """
+    if hasattr(moe_utils, "get_moe_metrics_tracker"):
+        moe_utils.get_moe_metrics_tracker().clear()
+    else:
+        moe_utils.clear_aux_losses_tracker()
+
+
+def bind_missing_gemm(moe_utils: Any) -> None:
+    """megatron-core 0.16 alone: bind a name that its router reads, and that only TransformerEngine gives a value.
+
+    moe_utils.py:1192 reads it, moe_utils.py:34 binds it.
+    """
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None

@@ -1,5 +1,6 @@
 """Runs the loop over the steps of a run, and does what is due after each: saves, evaluations, reports, the end."""
 
+import atexit
 import contextlib
 import gc
 from collections.abc import Sequence
@@ -58,6 +59,8 @@ class TrainingLoop:
         # What exists by now stays: looking through it for garbage again and again took a third of small steps.
         gc.collect()
         gc.freeze()
+        # Else Triton finds its own objects alive when the process ends, and prints a page about them on every rank.
+        atexit.register(gc.unfreeze)
         with profiling(
             self.config, rank=self.context.rank, device=self.context.device, start_step=start_step
         ) as profiler:

@@ -10,7 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from hetero.runtime.version_differences import PATH_MODULES, define_kernels_without_triton, submodules_of
+from hetero.runtime.version_differences import (
+    PATH_MODULES,
+    bind_missing_gemm,
+    clear_moe_losses,
+    define_kernels_without_triton,
+    submodules_of,
+)
 
 KERNELS = """
 import os.path
@@ -99,3 +105,19 @@ def test_both_names_of_a_path() -> None:
     """What this Python calls it is one of them, in every protocol."""
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         assert any(each.encode() in pickle.dumps(Path("a"), protocol) for each in PATH_MODULES)
+
+
+def test_auxiliary_losses_are_cleared_where_they_are() -> None:
+    """The deprecated function is not called where there is a tracker: it may be gone."""
+    cleared: list[str] = []
+    tracker = SimpleNamespace(clear=lambda: cleared.append("tracker"))
+    clear_moe_losses(SimpleNamespace(get_moe_metrics_tracker=lambda: tracker))
+    clear_moe_losses(SimpleNamespace(clear_aux_losses_tracker=lambda: cleared.append("function")))
+    assert cleared == ["tracker", "function"]
+
+
+def test_a_missing_gemm_is_bound_and_another_kept() -> None:
+    missing, there = SimpleNamespace(), SimpleNamespace(te_general_gemm=max)
+    for moe_utils in (missing, there):
+        bind_missing_gemm(moe_utils)
+    assert (missing.te_general_gemm, there.te_general_gemm) == (None, max)
