@@ -106,7 +106,8 @@ def load_strictly(state: dict[str, object], folder: Path) -> dict[str, Any]:
         return empty(*args, **options)
 
     with mock.patch.object(torch, "empty", empty_without_strides):
-        return dist_checkpointing.load(state, str(folder), strict=StrictHandling.RAISE_ALL)
+        loaded: dict[str, Any] = dist_checkpointing.load(state, str(folder), strict=StrictHandling.RAISE_ALL)
+    return loaded
 
 
 def load_with_megatron(rank: int, folder: Path, plan: Plan) -> dict[str, np.ndarray]:

@@ -14,4 +14,5 @@ def no_graph_is_captured() -> Any:
     """
     names = [name for name in vars(torch.optim.Optimizer) if name.endswith("_graph_capture_health_check")]
     assert names, "torch has renamed it"
-    return mock.patch.multiple(torch.optim.Optimizer, **dict.fromkeys(names, lambda _: None))
+    stand_ins: dict[str, Any] = {name: lambda _: None for name in names}
+    return mock.patch.multiple(torch.optim.Optimizer, **stand_ins)
