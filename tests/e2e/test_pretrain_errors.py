@@ -233,8 +233,8 @@ CASES = {
     "a-ramp-up-that-replicas-cannot-share": Case(
         flags={"rampup_batch_size": "1 1 9", "train_iters": None, "train_samples": "80"},
         message="--rampup-batch-size 1 1 9: 2 replicas cannot share batches of 1, 2 samples, as each takes at least "
-        "one whole microbatch of its stages, multiples of 1, 2; an increment that 2 divides and a start of at least 4 "
-        "are possible, or lower the micro batch sizes",
+        "one whole microbatch of its stages, multiples of 1, 2; sizes that 2 divides, of at least 4, are possible, or "
+        "lower the micro batch sizes",
     ),
     "no-uniform-plan-for-this-batch": Case(
         flags={"hetero_plan": None, "micro_batch_size": "1"},

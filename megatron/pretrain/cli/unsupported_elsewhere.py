@@ -107,6 +107,7 @@ TORCHRUN: tuple[tuple[str, str], ...] = (
         --event-log-handler --event_log_handler --duplicate-stdout-filters --duplicate_stdout_filters
         --duplicate-stderr-filters --duplicate_stderr_filters --numa-binding --numa_binding --signals-to-handle
         --signals_to_handle --shutdown-timeout --shutdown_timeout --virtual-local-rank --virtual_local_rank
+        --log-line-prefix-template --log_line_prefix_template --print-completion --print_completion
         """,
     ),
 )
