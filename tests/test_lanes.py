@@ -20,6 +20,7 @@ SUBJECTS = (
     "TransformerEngine",
     "checkpoints",
     "flags",
+    "bits",
 )
 """What the second lane is for."""
 
