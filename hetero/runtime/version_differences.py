@@ -6,7 +6,7 @@ megatron-core: :mod:`.cpu_backend` has to run before that.
 """
 
 import builtins
-import importlib.util
+import importlib
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -25,18 +25,26 @@ TRITON_KERNELS = frozenset(
 
 
 def define_kernels_without_triton(modules: frozenset[str] = TRITON_KERNELS) -> None:
-    """megatron-core 0.18 and newer: let ``modules`` be imported where Triton is not installed.
+    """megatron-core 0.18 and newer: let ``modules`` be imported where Triton cannot be.
 
     torch's builds for CPUs come without it. The kernels serve ``moe_paged_stash``, which this runtime never sets. All
-    other modules ask whether there is Triton and go on to hear that there is not.
+    other modules ask whether there is Triton, and still find none. Safe to call again.
     """
-    is_there = any(isinstance(finder, _KernelModules) and finder.names == modules for finder in sys.meta_path)
-    if not is_there and importlib.util.find_spec("triton") is None:
+    if not any(isinstance(finder, _KernelModules) and finder.names == modules for finder in sys.meta_path):
         sys.meta_path.insert(0, _KernelModules(modules))
 
 
+def _has_triton() -> bool:
+    """Return whether Triton can be imported as a whole, which a folder left by an uninstallation cannot."""
+    try:
+        importlib.import_module("triton.language")
+    except ImportError:
+        return False
+    return True
+
+
 class _KernelModules(MetaPathFinder):
-    """Finds modules that define Triton's kernels, and loads them with a stand-in for it."""
+    """Finds modules that define Triton's kernels; where there is no Triton, they are loaded with a stand-in for it."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self.names = names
@@ -44,7 +52,9 @@ class _KernelModules(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(fullname, path, target) if fullname in self.names else None
+        if fullname not in self.names or _has_triton():
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.origin is not None:
             spec.loader = _KernelLoader(fullname, spec.origin)
         return spec

@@ -3,8 +3,9 @@
 import importlib
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,21 +48,30 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         (folder / f"{file}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    for hidden in [each for each in sys.modules if each.partition(".")[0] == "triton"]:
+    for hidden in modules_of("triton"):
         monkeypatch.delitem(sys.modules, hidden)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    sys.meta_path.insert(0, NoTriton())
+    sys.meta_path.insert(0, OnlyTritonIn(tmp_path))
     yield name
-    for each in [each for each in sys.modules if each.partition(".")[0] == name]:
+    for each in [*modules_of(name), *modules_of("triton")]:
         del sys.modules[each]
 
 
-class NoTriton:
-    """Refuses to find Triton, where it is installed as well."""
+def modules_of(package: str) -> list[str]:
+    return [each for each in sys.modules if each.partition(".")[0] == package]
 
-    def find_spec(self, fullname: str, *_: object) -> None:
-        if fullname.partition(".")[0] == "triton":
-            raise ModuleNotFoundError(fullname, name=fullname)
+
+class OnlyTritonIn:
+    """Finds no Triton but that in ``folder``, where another is installed as well."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
+        if fullname.partition(".")[0] != "triton":
+            return None
+        if spec := PathFinder.find_spec(fullname, path or [str(self.folder)]):
+            return spec
+        raise ModuleNotFoundError(fullname, name=fullname)
 
 
 class TestKernelsWithoutTriton:
@@ -88,11 +98,25 @@ class TestKernelsWithoutTriton:
             define_kernels_without_triton(frozenset({f"{package}.kernels"}))
         assert len(sys.meta_path) == before + 1
 
-    def test_an_installed_triton_is_taken(self, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(importlib.util, "find_spec", lambda _: SimpleNamespace())
-        before = list(sys.meta_path)
+    def test_an_installed_triton_is_taken(self, package: str, tmp_path: Path) -> None:
+        (tmp_path / "triton").mkdir()
+        (tmp_path / "triton" / "__init__.py").write_text("jit = str")
+        (tmp_path / "triton" / "language.py").write_text("constexpr = int")
         define_kernels_without_triton(frozenset({f"{package}.kernels"}))
-        assert sys.meta_path == before
+        kernels = importlib.import_module(f"{package}.kernels")
+        assert kernels.triton is sys.modules["triton"]
+        assert isinstance(kernels.copy, str)
+        assert kernels.HAS_TRITON
+
+    @pytest.mark.parametrize("file", ["__pycache__/language.cpython-312.pyc", "__init__.py"])
+    def test_a_triton_that_cannot_be_imported_is_none(self, file: str, package: str, tmp_path: Path) -> None:
+        """What an uninstallation left of it, or one whose library was built for another system."""
+        path = tmp_path / "triton" / file
+        path.parent.mkdir(parents=True)
+        path.write_text("raise ImportError('libtriton.so: cannot open shared object file')")
+        define_kernels_without_triton(frozenset({f"{package}.kernels"}))
+        with pytest.raises(TypeError):
+            importlib.import_module(f"{package}.kernels").copy[(1,)](None)
 
 
 def test_submodules_of_either_form() -> None:
