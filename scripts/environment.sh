@@ -2,9 +2,10 @@
 #
 #   prepare_environment FOLDER EXTRAS VERSION...    e.g. prepare_environment .venv '[train]' 3 3.11 3.12 3.13
 #
-# VERSION: Pythons that the environment may have; if it has to be made, the first that is found makes it. 3 stands for
-# whichever `python3` is. Does nothing if the environment already holds what setup.py and constraints.txt ask for;
-# [test] is all of it. `installer` is install_with_pip by default, or install_with_uv. Returns 1 after a message if there is no such Python or the installation fails.
+# VERSION: Pythons that the environment may have; if it has to be made, the first that is found makes it. 3 is any
+# `python3`. Does nothing if the environment already holds what setup.py and constraints.txt ask for; [test] is all of it.
+# `installer` is install_with_pip by default, or install_with_uv. Returns 1 after a message if there is no such Python or
+# the installation fails.
 
 repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 

@@ -76,7 +76,7 @@ run_tests() {
     first="$("$1" -m tests.helpers.lanes describe "$share")"
     rm -rf "$share"
     if [ "$code" -eq 1 ]; then
-        echo "== lane $lane: what a busy machine may have made fail, once more with nothing beside it"
+        echo "== lane $lane: what a busy machine may have made fail, again, with nothing else running"
         code=0
         "$1" -m pytest "${chosen[@]}" --second-chance || code=$?
         [ "$code" -ne 0 ] || first+=', and passed when run again'

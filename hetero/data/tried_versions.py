@@ -84,9 +84,6 @@ class TriedVersions(InstalledVersions):
         if not self.runs:
             raise ConfigError(f"{self}: has no runs; say what was run, or leave the combination out")
 
-    def __str__(self) -> str:
-        return InstalledVersions.__str__(self)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BreakingVersions:

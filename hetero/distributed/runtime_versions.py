@@ -49,9 +49,6 @@ class RuntimeVersions(InstalledVersions):
     torch_build: str
     nccl: str
 
-    def __str__(self) -> str:
-        return InstalledVersions.__str__(self)
-
 
 def runtime_versions(device: torch.device) -> RuntimeVersions:
     """What this rank runs on."""

@@ -108,12 +108,7 @@ def check_versions_together(facts: HostFacts) -> Iterator[Finding]:
 def check_files(facts: HostFacts) -> Iterator[Finding]:
     """No old copy of this package is found, and the files of megatron-core are those of its wheel."""
     for copy in facts.old_copies:
-        yield Finding(
-            severity="problem",
-            subject="megatron-hetero",
-            found=f"{copy.where} is of an earlier one, whose harness was megatron/training",
-            todo=copy.fix,
-        )
+        yield Finding(severity="problem", subject=OWN, found=copy.said, todo=copy.fix)
     if facts.changed_files:
         named = ", ".join(facts.changed_files[:MAX_NAMED_FILES])
         more = len(facts.changed_files) - MAX_NAMED_FILES

@@ -41,8 +41,13 @@ class OldCopy:
     where: str
     fix: str
 
+    @property
+    def said(self) -> str:
+        """What it is, for the user."""
+        return f"{self.where} is of an earlier megatron-hetero, whose harness was megatron/training"
+
     def __str__(self) -> str:
-        return f"{self.where} is of an earlier megatron-hetero, whose harness was megatron/training; {self.fix}"
+        return f"{self.said}; {self.fix}"
 
 
 def old_copies(environment: Mapping[str, str]) -> tuple[OldCopy, ...]:

@@ -10,6 +10,9 @@ from pathlib import Path
 VERSIONS = ("0.16.1", "0.17.0", "0.17.1", "0.18.0", "0.18.2", "0.19.0", "0.19.2")
 """Every release from 0.16.1 to below 0.20 that PyPI had on 2026-11-27."""
 
+NEWEST = tuple({version.rpartition(".")[0]: version for version in VERSIONS}.values())
+"""The last release of each minor version, the oldest one first."""
+
 FOLDER = Path(sys.prefix) / "megatron_core_wheels"
 
 

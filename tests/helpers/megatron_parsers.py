@@ -18,11 +18,12 @@ from importlib import metadata
 from pathlib import Path
 
 from hetero.runtime import cpu_backend
+from tests.helpers.megatron_core_wheels import NEWEST
 from tests.helpers.module_map import ROOT
 
 FOLDER = ROOT / "tests/data/megatron_flags"
-VERSIONS = ("0.17.1", "0.18.2", "0.19.2")
-"""Releases of megatron-core whose parsers are recorded, in their order."""
+VERSIONS = NEWEST[1:]
+"""Releases of megatron-core whose parsers are recorded: the last of each minor version whose wheel has one."""
 
 PREPROCESS_DATA = "preprocess_data"
 """Record of the flags of tools/preprocess_data.py, whose first lines say where they are from."""

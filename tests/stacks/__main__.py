@@ -4,8 +4,8 @@
     python -m tests.stacks ... --checkpoints           each combination also reads what each other one wrote
     python -m tests.stacks ... --tests tests/dist/test_layouts.py
 
-Each combination that pip can install gets an environment in a folder, which stays there for the next time. Prints one
-row for each: equal to the first one, or which trainings differ, or the first line of the error.
+Each combination that is not known to break gets an environment in a folder, which stays there for the next time.
+Prints one row for each: equal to the first one, or which trainings differ, or the first line of the error.
 """
 
 import argparse

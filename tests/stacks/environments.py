@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.requirements import Requirement
-from packaging.version import Version
 
+from hetero.data.tried_versions import shipped_versions
+from hetero.installed_versions import InstalledVersions
 from tests.helpers.sources import ROOT
-
-PYTHON_OF_NEWER_CORE = ("0.17", "3.12")
-"""From this megatron-core on, its wheels ask for this Python or a newer one."""
 
 _VARIES = ("torch", "megatron-core")
 
@@ -48,11 +46,11 @@ class Stack:
 def possible_stacks(
     pythons: Sequence[str], torches: Sequence[str], cores: Sequence[str], *, without_triton: bool
 ) -> Iterator[Stack]:
-    """Yield the combinations that pip can install."""
-    core, python = (Version(version) for version in PYTHON_OF_NEWER_CORE)
-    for versions in itertools.product(pythons, torches, cores):
-        if Version(versions[2]) < core or Version(versions[0]) >= python:
-            yield Stack(*versions, without_triton=without_triton)
+    """Yield the combinations that are not known to break."""
+    for python, torch, core in itertools.product(pythons, torches, cores):
+        versions = InstalledVersions(python=python, torch=torch, megatron_core=core)
+        if shipped_versions().judge(versions).kind != "known to break":
+            yield Stack(python, torch, core, without_triton=without_triton)
 
 
 def make_environment(stack: Stack, folder: Path) -> Path:

@@ -36,7 +36,7 @@ def test_the_newest_megatron_lm_has_their_flags(name: str) -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_one_round_of_messages_is_enough(name: str) -> None:
-    """What is refused is told at once; without it, the rest is accepted as it stands there."""
+    """All flags that are refused are named in one error; without them, the rest is accepted as it is there."""
     words, messages, refused = EXAMPLES[name].words, EXAMPLES[name].messages(), REFUSED[name]
     assert [line.split()[0].strip(":") for line in messages] == refused
     if refused == ["--rampup-batch-size"]:

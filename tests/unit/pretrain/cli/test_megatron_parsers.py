@@ -21,8 +21,6 @@ from tests.helpers.megatron_parsers import (
 )
 from tools import preprocess_data
 
-pytestmark = pytest.mark.newest_stack
-
 SUPPORTED = {name: flag for flag in FLAGS for name in flag.names}
 
 OTHER_NUMBERS = {
