@@ -1,7 +1,7 @@
 """Sets megatron-core's module globals and reaches its private names, for all others.
 
 Its layers take their groups from a ``ProcessGroupCollection``, except for the few getters listed at
-:func:`install_parallel_state`. Lines of its source are those of 0.16.1.
+:func:`install_parallel_state`. Lines that are cited are those of 0.16.1.
 """
 
 from collections.abc import Mapping
