@@ -80,6 +80,12 @@ def test_versions_that_were_tried_each_by_itself_are_not_tried_together() -> Non
             "pip install torch==2.15.0",
         ),
         (
+            versions("3.13", "0.19.2", "built-here"),
+            "torch built-here",
+            "Python 3.13, megatron-core 0.19.2, torch 2.15.0 (",
+            "pip install torch==2.15.0",
+        ),
+        (
             versions("3.14", "0.19.2", "2.15.0"),
             "Python 3.14",
             "Python 3.13, megatron-core 0.19.2, torch 2.15.0 (",
