@@ -147,6 +147,8 @@ def _in_wrong_unit(iters: str, samples: str, flags: FlagValues) -> Iterator[str]
     length, right, wrong = ("--train-iters", iters, samples)
     if has_samples(flags):
         length, right, wrong = ("--train-samples", samples, iters)
+    elif flags["--rampup-batch-size"] is not None or flags["--step-batch-size-schedule"] is not None:
+        return  # the run has to count samples: _steps_of_varying_batch
     if wrong in flags.effective:
         yield f"{flags.shown(wrong)} beside {flags.shown(length)}: use {right} with {length}"
 
@@ -184,11 +186,13 @@ def _check_train_samples(flags: FlagValues) -> Iterator[str]:
 
 def _check_rampup(flags: FlagValues) -> Iterator[str]:
     name = "--rampup-batch-size"
-    if (values := flags[name]) is None or batch_schedule(flags) is not None:
+    if (values := flags[name]) is None:
         return
     shown = flags.shown(name)
     if len(values) != _RAMPUP_VALUES:
         yield f"{shown}: {len(values)} numbers, must be {_RAMPUP_VALUES}: START INCREMENT SAMPLES"
+        return
+    if batch_schedule(flags) is not None:
         return
     start, increment, _ = values
     grows = flags["--global-batch-size"] - start
@@ -219,7 +223,7 @@ def _steps_of_varying_batch(shown: str, flags: FlagValues) -> str:
         for iters, samples in (("--train-iters", "--train-samples"), *_IN_STEPS_AND_SAMPLES)
         if iters in flags.effective
     ]
-    return f"{shown} counts samples, and so does the run then: in place of steps give {' '.join(lengths)}"
+    return f"{shown} needs the length of the run in samples: in place of steps give {' '.join(lengths)}"
 
 
 def _check_batch_schedule(flags: FlagValues) -> Iterator[str]:
@@ -372,20 +376,27 @@ def _check_weight_decay(flags: FlagValues) -> Iterator[str]:
         )
 
 
-def _check_batches(flags: FlagValues) -> Iterator[str]:
-    micro: int | None = flags["--micro-batch-size"]
-    if micro is None:
+def _check_batch(name: str, flags: FlagValues) -> Iterator[str]:
+    """Check that microbatches fill batches of the size that ``name`` gives."""
+    if flags[name] is not None and _has_rest(flags[name], flags):
+        yield f"{flags.shown(name)} is no multiple of {flags.shown('--micro-batch-size')}: change one"
+
+
+def _check_scheduled_batches(flags: FlagValues) -> Iterator[str]:
+    if (schedule := batch_schedule(flags)) is None:
         return
-    schedule = batch_schedule(flags)
-    for name in ("--global-batch-size", "--eval-global-batch-size"):
-        if (flags[name] or 0) % micro:
-            yield f"{flags.shown(name)} is no multiple of {flags.shown('--micro-batch-size')}: change one"
-    for size in sorted({size for _, size in schedule.entries} if schedule is not None else ()):
-        if size % micro:
+    for size in sorted({size for _, size in schedule.entries}):
+        if _has_rest(size, flags):
             yield (
-                f"{flags.shown('--step-batch-size-schedule')}: {size} samples are no multiple of "
+                f"{flags.shown(schedule.flag)}: {size} samples are no multiple of "
                 f"{flags.shown('--micro-batch-size')}: change one"
             )
+
+
+def _has_rest(size: int, flags: FlagValues) -> bool:
+    """Whether a batch is no multiple of the microbatch; a plan states its own microbatches."""
+    micro: int | None = flags["--micro-batch-size"]
+    return micro is not None and size % micro != 0
 
 
 def _check_virtual_stages(flags: FlagValues) -> Iterator[str]:
@@ -422,7 +433,9 @@ _VALUES_FIT: tuple[_Check, ...] = (
     _check_learning_rates,
     _check_phases,
     _check_weight_decay,
-    _check_batches,
+    partial(_check_batch, "--global-batch-size"),
+    partial(_check_batch, "--eval-global-batch-size"),
+    _check_scheduled_batches,
     _check_virtual_stages,
     _check_loss_scale,
     _check_profiled_steps,

@@ -169,7 +169,7 @@ def _parse_split(text: str) -> str:
     return text
 
 
-_TOKENS = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([KMBT]?)", re.IGNORECASE)
+_TOKENS = re.compile(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:E[+-]?[0-9]+)?)([KMBT]?)", re.IGNORECASE)
 _SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
@@ -187,7 +187,10 @@ def _parse_batch_schedule(text: str) -> BatchSchedule:
 def _number_with_suffix(text: str) -> int:
     if (match := _TOKENS.fullmatch(text)) is None:
         raise ValueError
-    return int(float(match[1]) * _SUFFIXES[match[2].upper()])
+    value = float(match[1]) * _SUFFIXES[match[2].upper()]
+    if not math.isfinite(value):
+        raise ValueError
+    return int(value)
 
 
 COUNT = integer(1)

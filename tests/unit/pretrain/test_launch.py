@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -133,11 +134,16 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
         looks.append(("world", backend))
         init("gloo", **options)
 
+    def look(name: str, subject: object, *_: object) -> tuple[()]:
+        """Note the check, which finds no versions of other ranks."""
+        looks.append((name, subject))
+        return ()
+
     monkeypatch.setattr(launch.dist, "init_process_group", begin)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: looks.append(("device", device)))
     for name in ("check_versions", "check_kernels", "check_hardware_queues"):
-        monkeypatch.setattr(launch, name, lambda subject, *_, name=name: looks.append((name, subject)))
+        monkeypatch.setattr(launch, name, partial(look, name))
     yield looks
     if dist.is_initialized():
         dist.destroy_process_group()

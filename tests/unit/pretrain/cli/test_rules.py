@@ -222,7 +222,7 @@ def test_a_plan_states_what_the_uniform_plans_flags_would(flag: str) -> None:
             # Steps of 2, 8, 8, ..., of which the first three are the decay.
             "--step-batch-size-schedule 0:2,64:8 --lr-decay-iters 3",
             "--global-batch-size",
-            "'0:2 64:8' counts samples, and so does the run then: in place of steps give --train-samples 794 "
+            "'0:2 64:8' needs the length of the run in samples: in place of steps give --train-samples 794 "
             "--lr-decay-samples 18",
         ),
         (
@@ -236,7 +236,7 @@ def test_a_plan_states_what_the_uniform_plans_flags_would(flag: str) -> None:
                 "--train-iters --global-batch-size",
                 f"--step-batch-size-schedule: '{wrong}' is not one word of TOKENS:SAMPLES pairs in quotes",
             )
-            for wrong in ("8", "0:0", "0:8,x:9", "0:1e3", "0:8:9", "0:", ",")
+            for wrong in ("8", "0:0", "0:8,x:9", "0:1e", "0:1e400", "0:8:9", "0:", ",", "0:inf", "0:nan")
         ),
         # Evaluations.
         ("--start-eval-at-iter 5", "", "--start-eval-at-iter 5 has no effect without --eval-iters above 0"),
@@ -314,6 +314,40 @@ def test_refused(flags: str, without: str, message: str) -> None:
 def test_values_that_do_nothing_are_accepted(flags: str, same_as: str) -> None:
     without = "--train-iters" if "--train-samples" in flags else ""
     assert parse(flags, without=without) == parse(same_as, without=without)
+
+
+@pytest.mark.parametrize(
+    ("flags", "without", "messages"),
+    [
+        (
+            "--step-batch-size-schedule bad --rampup-batch-size 1 2 --eval-iters 1 --eval-global-batch-size 7",
+            "--global-batch-size",
+            [
+                "--step-batch-size-schedule: 'bad' is not one word of TOKENS:SAMPLES",
+                "--rampup-batch-size 1 2: 2 numbers, must be 3",
+                "--eval-global-batch-size 7 is no multiple of --micro-batch-size 2",
+            ],
+        ),
+        (
+            "--global-batch-size bad --eval-iters 1 --eval-global-batch-size 7",
+            "--global-batch-size",
+            ["--global-batch-size: 'bad' is not", "--eval-global-batch-size 7 is no multiple of"],
+        ),
+        # The samples of the decay are right once the run counts samples as well.
+        (
+            "--step-batch-size-schedule 0:2,64:8 --lr-decay-samples 80",
+            "--global-batch-size",
+            ["in place of steps give --train-samples 794"],
+        ),
+    ],
+)
+def test_all_that_is_wrong_with_batches_is_said_at_once(flags: str, without: str, messages: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse(flags, without=without)
+    lines = str(error.value).splitlines()
+    assert len(lines) == len(messages)
+    for line, message in zip(lines, messages, strict=True):
+        assert message in line
 
 
 def test_details_of_what_is_switched_off_are_accepted() -> None:
