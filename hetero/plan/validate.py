@@ -300,7 +300,10 @@ def check_tp_divides(plan: Plan) -> None:
         heads = (("num_query_groups", model.num_query_groups), ("num_attention_heads", model.num_attention_heads))
         for name, size in (*heads, *_cut_sizes(model, stage.start, stage.end)):
             if size % stage.tp:
-                raise PlanError(f"{where}: tp {stage.tp} does not divide {name} {size}; change tp to one that does")
+                fix = "change tp to one that does"
+                if name == _VOCABULARY:
+                    fix += f", or pad the vocabulary to a multiple of {stage.tp}"
+                raise PlanError(f"{where}: tp {stage.tp} does not divide {name} {size}; {fix}")
 
 
 @lru_cache(maxsize=1024)
@@ -317,9 +320,12 @@ def _cut_sizes(model: ModelSpec, start: float, end: float) -> tuple[tuple[str, i
     return tuple(dict.fromkeys(cut))
 
 
+_VOCABULARY = "padded_vocab_size"
+
+
 def _dimension(parameter_name: str) -> str:
     if "embedding" in parameter_name or "output_layer" in parameter_name:
-        return "padded_vocab_size"
+        return _VOCABULARY
     return "moe_ffn_hidden_size" if ".experts." in parameter_name else "ffn_hidden_size"
 
 

@@ -119,7 +119,8 @@ CASES = {
     "tp-does-not-divide-the-vocabulary": Case(
         flags={"make_vocab_size_divisible_by": "1"},
         fits_flags=True,
-        message="replica 0 stage 0: tp 2 does not divide padded_vocab_size 61; change tp to one that does",
+        message="replica 0 stage 0: tp 2 does not divide padded_vocab_size 61; change tp to one that does, or pad the "
+        "vocabulary to a multiple of 2",
     ),
     "tp-does-not-divide-ffn": Case(
         flags={"ffn_hidden_size": "99"},

@@ -211,7 +211,7 @@ class ParallelConfig:
         Flag(
             "--step-batch-size-schedule",
             "Pairs TOKENS:SAMPLES, with --train-samples and in place of --global-batch-size: steps take SAMPLES once "
-            "the run has consumed TOKENS. Plans are made for the largest.",
+            "the run has consumed TOKENS, such as 250B (K, M, B, T). Plans are made for the largest.",
             BATCH_SCHEDULE,
             relations=Relations(excludes=("--rampup-batch-size", "--hetero-emulate")),
         ),

@@ -169,6 +169,16 @@ def _parse_split(text: str) -> str:
     return text
 
 
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+
+def _parse_path(text: str) -> Path:
+    # As a path, msc://profile/run would be a folder "msc:" on the disk of each host.
+    if not text.strip() or _URL.match(text):
+        raise ValueError
+    return Path(text)
+
+
 _TOKENS = re.compile(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:E[+-]?[0-9]+)?)([KMBT]?)", re.IGNORECASE)
 _SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
@@ -217,7 +227,9 @@ PORT = integer(1, 2**16 - 1)
 RANKS = dataclasses.replace(COUNT_FROM_0, shown="RANK")
 NAME = text("NAME", str)
 ADDRESS = text("ADDRESS", str)
-PATH = text("PATH", Path)
+PATH = ValueType(
+    shown="PATH", limit="a path in a mounted file system; is a variable of the script empty?", parse=_parse_path
+)
 PATH_AS_GIVEN = text("PATH", str)
 PREFIXES = text("PREFIX", str)
 TOKENIZER = dataclasses.replace(

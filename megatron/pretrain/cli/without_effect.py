@@ -63,11 +63,12 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         "hosts update by torch's fused AdamW, and copies to and from them go on beside computes, always",
         "--use-torch-optimizer-for-cpu-offload --overlap-cpu-optimizer-d2h-h2d",
     ),
+    ("paths are those of mounted file systems; a URL is refused", "--enable-msc --disable-msc"),
     (
         "token files are read range by range and the index is built by one process",
         """
         --no-mmap-bin-files --mmap-warmup --num-dataset-builder-threads=N --per-dataset-sequences-path=PATH
-        --dataloader-fast-cache-load --dataloader-defer-npy-index-mmap --disable-msc --enable-msc
+        --dataloader-fast-cache-load --dataloader-defer-npy-index-mmap
         """,
     ),
     (
