@@ -27,7 +27,7 @@ ELASTIC = ["aiohttp>=3.10", "etcd3gw>=2.4", "obstore>=0.6", "requests>=2.31", "u
 
 setup(
     name="megatron-hetero",
-    version="0.2.0.dev0",
+    version="0.3.0.dev0",
     description="Train one large language model on GPUs that are not alike",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",

@@ -85,10 +85,13 @@ def installed_versions() -> InstalledVersions | None:
 
 def versions_of(distributions: Iterable[str]) -> dict[str, str]:
     """Return the versions of those distributions that are installed."""
-    found = {}
-    for name in distributions:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    return {name: version for name in distributions if (version := installed_version(name)) is not None}
+
+
+def installed_version(distribution: str) -> str | None:
+    """Return the installed version, ``None`` if it is not installed, or its metadata was lost.
+
+    An installation that was interrupted leaves a folder of metadata without the file that names the version.
+    """
+    found = importlib.metadata.distributions(name=distribution)
+    return next((each.version for each in found if "Version" in each.metadata), None)

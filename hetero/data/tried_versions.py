@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import ClassVar, Literal, TypeGuard
+from typing import ClassVar, Literal
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -79,7 +79,7 @@ class TriedVersions(InstalledVersions):
             raise ConfigError(f"python {self.python!r}: must be major and minor version, such as 3.12")
         for component in COMPONENTS:
             version = self.version_of(component)
-            if not (version is None or _is_version(version)):
+            if version is not None and _parsed(version) is None:
                 raise ConfigError(f"{component} {version!r}: is no version; write it as pip does, such as 2.15.0")
         if not self.runs:
             raise ConfigError(f"{self}: has no runs; say what was run, or leave the combination out")
@@ -118,7 +118,7 @@ class BreakingVersions:
     def matches(self, installed: InstalledVersions) -> bool:
         """Return whether ``installed`` is a combination that breaks."""
         return all(
-            _is_version(version := installed.version_of(component))
+            (version := _parsed(installed.version_of(component))) is not None
             and SpecifierSet(specifier).contains(version, prereleases=True)
             for component, specifier in self.versions.items()
         )
@@ -206,11 +206,12 @@ def _distance(tried: InstalledVersions, installed: InstalledVersions) -> tuple[o
 
 
 def _gap(one: str | None, other: str | None) -> int:
-    """How far two versions are apart; one that is missing, or that pip would not read, is farther than any other."""
-    if not (_is_version(one) and _is_version(other)):
+    """How far two versions are apart; one that is missing or no version is farther than any other."""
+    first, second = _parsed(one), _parsed(other)
+    if first is None or second is None:
         return 0 if one == other else 10**9
-    first, second = ((*Version(version).release, 0, 0, 0) for version in (one, other))
-    return sum(abs(a - b) * weight for a, b, weight in zip(first, second, (10**6, 10**3, 1), strict=False))
+    numbers = zip((*first.release, 0, 0, 0), (*second.release, 0, 0, 0), (10**6, 10**3, 1), strict=False)
+    return sum(abs(a - b) * weight for a, b, weight in numbers)
 
 
 def _install(nearest: InstalledVersions, installed: InstalledVersions) -> str:
@@ -232,12 +233,12 @@ def _install(nearest: InstalledVersions, installed: InstalledVersions) -> str:
     return "; ".join(steps)
 
 
-def _is_version(text: str | None) -> TypeGuard[str]:
+def _parsed(text: str | None) -> Version | None:
+    """Return the version that ``text`` is, ``None`` if it is none: builds of one's own are called as one likes."""
     try:
-        Version(text or "")
+        return None if text is None else Version(text)
     except InvalidVersion:
-        return False
-    return True
+        return None
 
 
 def _is_specifier(text: str) -> bool:

@@ -80,12 +80,18 @@ def reinstall_megatron_core(version: str) -> str:
     return f"pip install --force-reinstall --no-deps {MEGATRON}=={version}"
 
 
+def install_this() -> str:
+    """Return the command that installs the megatron-hetero which is running, with what training needs."""
+    root = Path(__file__).parents[2]
+    return f"pip install -e '{root}[train]'" if (root / "setup.py").is_file() else pip_install("train")
+
+
 def _installed_copies() -> Iterator[OldCopy]:
     for distribution in importlib.metadata.distributions(name=OWN):
         paths = _recorded_hashes(distribution)
         folder = Path(str(distribution.locate_file(OLD_HARNESS)))
         if str(OLD_HARNESS / OLD_FILES[0]) in paths and _is_old_harness(folder):
-            yield OldCopy(where=str(folder), fix=f"run: pip uninstall -y {OWN}{_restoring()} && {_install_this()}")
+            yield OldCopy(where=str(folder), fix=f"run: pip uninstall -y {OWN}{_restoring()} && {install_this()}")
         # An editable installation records which folder each package had when it was made.
         for path in paths:
             if path.startswith("__editable__") and path.endswith(".py"):
@@ -102,12 +108,6 @@ def _copies_on_path(environment: Mapping[str, str]) -> Iterator[OldCopy]:
         if _is_old_harness(folder):
             remove = f"run: rm -r {folder}{_restoring()}"
             yield OldCopy(where=str(folder), fix=f"leave {entry} out of PYTHONPATH" if entry in pythonpath else remove)
-
-
-def _install_this() -> str:
-    """Return the command that installs the megatron-hetero which is running."""
-    root = Path(__file__).parents[2]
-    return f"pip install -e {root}" if (root / "setup.py").is_file() else pip_install("train")
 
 
 def _restoring() -> str:
@@ -130,7 +130,8 @@ def _recorded_hashes(distribution: importlib.metadata.Distribution) -> dict[str,
 
 
 def _is_old_harness(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in OLD_FILES)
+    # Path.is_file raises where the folder may not be looked into.
+    return all(os.access(folder / name, os.R_OK) for name in OLD_FILES)
 
 
 def _source_of(distribution: importlib.metadata.Distribution) -> str:

@@ -9,6 +9,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from pydantic import ConfigDict
 
+from hetero.installed_versions import installed_version
 from hetero.serialization import STRICT
 
 EXTRAS_IN_USE: Mapping[str, tuple[str, ...]] = {
@@ -54,11 +55,8 @@ def _unmet_of(name: str) -> Iterator[UnmetRequirement]:
         markers = [{"extra": extra} for extra in ("", *EXTRAS_IN_USE[name])]
         if requirement.marker is not None and not any(map(requirement.marker.evaluate, markers)):
             continue
-        try:
-            installed = importlib.metadata.version(requirement.name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        if not requirement.specifier.contains(installed, prereleases=True):
+        installed = installed_version(requirement.name)
+        if installed is not None and not requirement.specifier.contains(installed, prereleases=True):
             yield UnmetRequirement(
                 asked_by=f"{name} {distribution.version}",
                 package=canonicalize_name(requirement.name),

@@ -145,8 +145,7 @@ def joined(launch: Launch, config: ParallelConfig) -> Iterator[tuple[torch.devic
 
     Raises:
         ConfigError: a rank has no device for the backend that was asked for, a torch without kernels for it, versions
-            that are known to break or an old copy of this package, or the ranks run different versions of the same
-            software; on every rank.
+            that are known to break, or the ranks run different versions of the same software; on every rank.
         MembershipError: the store cannot be reached, or a rank did not arrive or was lost.
     """
     timeout = datetime.timedelta(minutes=config.timeout_minutes)
@@ -173,7 +172,7 @@ def joined(launch: Launch, config: ParallelConfig) -> Iterator[tuple[torch.devic
         )
         failed = True
         try:
-            on_all_ranks(lambda: check_installation(os.environ))
+            on_all_ranks(check_installation)
             device = on_all_ranks(lambda: _device(config.backend, launch.local_rank))
             if device.type == "cuda":
                 torch.cuda.set_device(device)

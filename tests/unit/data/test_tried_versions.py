@@ -57,6 +57,11 @@ def test_on_a_gpu_it_matters_whether_one_ran_it() -> None:
     assert TABLE.judge(versions("3.11", "0.16.1", "2.13.0"), on_gpu=True).said == "GPU on NVIDIA H200, 2026-11-27"
 
 
+def test_a_build_whose_version_is_none_was_not_tried() -> None:
+    verdict = TABLE.judge(versions("3.13", "core-main", "2.15.0"))
+    assert (verdict.kind, verdict.fix) == ("not tried", "pip install megatron-core==0.19.2")
+
+
 def test_versions_that_were_tried_each_by_itself_are_not_tried_together() -> None:
     verdict = TABLE.judge(versions("3.13", "0.16.1", "2.15.0"))
     assert verdict.kind == "not tried"

@@ -2,13 +2,15 @@
 
 import base64
 import hashlib
+import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from hetero.doctor.installation import check_installation
+from hetero.doctor.installation import check_installation, old_copies_note
 from hetero.doctor.installed_files import OLD_FILES, changed_files, old_copies
 from hetero.errors import ConfigError
 
@@ -48,7 +50,7 @@ def test_an_environment_without_faults(site: Path) -> None:
     )
     assert old_copies({}) == ()
     assert changed_files() == ()
-    check_installation({})
+    assert old_copies_note({}) == ""
 
 
 def test_an_installed_old_copy_is_named_with_the_commands(site: Path) -> None:
@@ -58,11 +60,12 @@ def test_an_installed_old_copy_is_named_with_the_commands(site: Path) -> None:
     assert copy.where == str(site / "megatron/training")
     assert copy.fix == (
         "run: pip uninstall -y megatron-hetero && pip install --force-reinstall --no-deps megatron-core==0.19.2 && "
-        f"pip install -e {ROOT}"
+        f"pip install -e '{ROOT}[train]'"
     )
     assert changed_files() == ("megatron/training/__init__.py",)
-    with pytest.raises(ConfigError, match=r"megatron/training is of an earlier megatron-hetero, .* run: pip uninstall"):
-        check_installation({})
+    assert old_copies_note({}) == (
+        f"{site}/megatron/training is of an earlier megatron-hetero, whose harness was megatron/training; {copy.fix}"
+    )
 
 
 def test_where_megatron_core_has_no_such_folder_it_stays_as_it_is(site: Path) -> None:
@@ -95,6 +98,37 @@ def test_an_editable_installation_from_before_the_move(site: Path, packages: tup
     assert [(copy.where, copy.fix) for copy in old_copies({})] == (
         [(str(site / finder), "run: pip install --no-deps -e /src")] if is_old else []
     )
+
+
+def test_a_folder_that_may_not_be_looked_into_is_passed_over(site: Path) -> None:
+    write(site, OLD)
+    site.chmod(0)
+    # Root may look into it, so this is asked as somebody else.
+    code = """
+import os, sys
+from hetero.doctor.installed_files import old_copies
+sys.path.insert(0, sys.argv[1])
+if os.getuid() == 0:
+    os.setuid(65534)
+print(old_copies({}))
+"""
+    command = [sys.executable, "-c", code, str(site)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    site.chmod(0o700)
+    assert (done.stdout, done.stderr) == ("()\n", "")
+
+
+def test_packages_whose_metadata_was_lost_are_named(site: Path) -> None:
+    install(site, "megatron-hetero", "0.3.0", {})
+    install(site, "megatron-core", "0.16.1", CORE)
+    install(site, "torch", "2.15.0", {})
+    check_installation()
+    (site / "torch-2.15.0.dist-info/METADATA").unlink()
+    shutil.rmtree(site / "megatron_core-0.16.1.dist-info")
+    with pytest.raises(
+        ConfigError, match=r"^torch, megatron-core: can be imported, but .* run: pip install -e '/.*\[train\]'$"
+    ):
+        check_installation()
 
 
 def test_megatron_cores_own_training_is_no_old_copy(site: Path) -> None:
