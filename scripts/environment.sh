@@ -36,6 +36,8 @@ environment_problem() {
     "$1/bin/python" - "$1" 2> /dev/null <<'PYTHON' || echo "it was left half made, or its Python was replaced"
 import os, re, sys
 import pip
+if not os.path.exists(os.path.join(sys.argv[1], "pyvenv.cfg")):
+    sys.exit()  # not made by venv, but by conda, say
 activate = open(os.path.join(sys.argv[1], "bin", "activate"), encoding="utf-8").read()
 made_at = re.search(r"""^\s*(?:export )?VIRTUAL_ENV=["']?(/[^"'\n]+)""", activate, re.MULTILINE)[1]
 if not (os.path.exists(made_at) and os.path.samefile(made_at, sys.argv[1])):
@@ -95,6 +97,8 @@ make_environment() {
     name="$(basename "$venv")"
     shift
     if [ -e "$venv" ]; then
+        # uv makes environments without pip; what is installed in them stays.
+        "$venv/bin/python" -c 'import pip' 2> /dev/null || "$venv/bin/python" -m ensurepip > /dev/null 2>&1 || true
         problem="$(environment_problem "$venv")"
         if [ -z "$problem" ]; then
             version="$("$venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')"

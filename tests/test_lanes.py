@@ -138,6 +138,21 @@ def test_an_environment_that_cannot_be_used_is_noticed(tmp_path: Path) -> None:
     assert problem("moved") == "its Python does not run"
 
 
+@pytest.mark.parametrize("made_by", ["uv", "conda"])
+def test_what_others_made_and_runs_is_kept(made_by: str, tmp_path: Path) -> None:
+    """uv leaves pip out, and conda has no script to activate it."""
+    folder = tmp_path / "made"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (folder / "of-the-user").touch()
+    if made_by == "conda":
+        for name in ("pyvenv.cfg", "bin/activate"):
+            (folder / name).unlink()
+    made = run_shell(f"make_environment {folder} {sys.version_info[0]}.{sys.version_info[1]}", {})
+    assert (made.returncode, made.stdout, made.stderr) == (0, "", "")
+    assert (folder / "of-the-user").exists()
+    assert subprocess.run([str(folder / "bin" / "python"), "-c", "import pip"], check=False).returncode == 0
+
+
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """A folder with ``scripts/test.sh``, whose environments, checks and tests are stand-ins.
