@@ -49,12 +49,16 @@ def check_batch_sizes(plan: Plan, sizes: Sequence[int], *, flag: str) -> None:
     units = [_unit(replica) for replica in plan.replicas]
     weights = [replica.num_samples for replica in plan.replicas]
     if bad := [size for size in sizes if _shares(size, units, weights) is None]:
-        every = math.lcm(*units)
+        every, fewest = math.lcm(*units), len(units)
+        possible = (
+            f"sizes that {every} divides, of at least {every * fewest}, are possible, or lower the micro batch sizes"
+            if every > 1
+            else f"sizes of at least {fewest} are possible"
+        )
         raise PlanError(
             f"{flag}: {_counted(len(units), 'replica')} cannot share "
             f"{'batches' if len(bad) > 1 else 'a batch'} of {_listed(bad)} samples, as each takes at least one whole "
-            f"microbatch of its stages, multiples of {_listed(sorted(set(units)))}; sizes that {every} divides, of at "
-            f"least {every * len(units)}, are possible, or lower the micro batch sizes"
+            f"microbatch of its stages, multiples of {_listed(sorted(set(units)))}; {possible}"
         )
     full = _boundaries(plan)
     for size in sizes:

@@ -110,6 +110,12 @@ def test_all_sizes_that_cannot_be_shared_are_told_at_once() -> None:
     check_rampup(whole, BatchRampup(start=8, increment=4, samples=1000))
 
 
+def test_the_error_names_only_what_is_possible() -> None:
+    """Single samples are the smallest microbatches."""
+    with pytest.raises(PlanError, match=r"^--eval-global-batch-size 1: 2 .* of 1; sizes of at least 2 are possible$"):
+        check_batch_sizes(of_units((1, 2), (1, 2)), [1], flag="--eval-global-batch-size 1")
+
+
 def test_a_batch_at_which_interleaved_stages_deadlock_is_told() -> None:
     """Six microbatches go through with fewer in flight than five do, which are no multiple of two ranks."""
     depths = (4, 2, 6, 4, 5, 5)
