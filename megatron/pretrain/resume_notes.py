@@ -80,7 +80,7 @@ def resume_notes(state: CheckpointState, settings: RunSettings, *, train_samples
         if old != new:
             notes.append(
                 f"{flag}{_IN_SAMPLES.get(flag, '')}: {old} when step {state.step} was saved, {new} now, which counts "
-                f"from step {state.step + 1} on"
+                "from now on"
             )
     return notes
 
@@ -112,17 +112,17 @@ def _notes_of_other_data(state: CheckpointState, before: DataState, now: DataSta
         what = f"{_shown(before)} {when}, {_shown(now)} now"
         if before.paths == now.paths:
             what = f"{_shown(now)} was written again since step {state.step} was saved"
-        return [f"data: {what}: from step {state.step + 1} on other tokens are trained on, in an order of their own"]
+        return [f"data: {what}: from now on other tokens are trained on, in an order of their own"]
     if before.split != now.split:
         return [
-            f"--split: {before.split or 'not used'} {when}, {now.split or 'not used'} now: from step {state.step + 1} "
-            "on samples are drawn from other documents and in another order; some come again, and validation may see "
+            f"--split: {before.split or 'not used'} {when}, {now.split or 'not used'} now: from now on "
+            "samples are drawn from other documents and in another order; some come again, and validation may see "
             "documents that were trained on"
         ]
     if before.paths != now.paths:
         return [
-            f"data: {_shown(before)} {when}, {_shown(now)} now: the same tokens in other shares, so that from step "
-            f"{state.step + 1} on samples come in another order, some again before others come at all"
+            f"data: {_shown(before)} {when}, {_shown(now)} now: the same tokens in other shares, so that from now on "
+            "samples come in another order, some again before others come at all"
         ]
     return []
 

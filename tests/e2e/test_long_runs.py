@@ -83,10 +83,10 @@ def test_a_resume_says_what_is_different(tmp_path: Path) -> None:
     assert notes(data[0], exit_interval="3") == []
     changed = notes(data[1], exit_interval="4", lr="5e-3", adam_beta1="0.8")
     assert changed == [
-        f"note: data: {data[0]} when step 3 was saved, {data[1]} now: from step 4 on other tokens are trained on, in "
+        f"note: data: {data[0]} when step 3 was saved, {data[1]} now: from now on other tokens are trained on, in "
         "an order of their own",
-        "note: --adam-beta1: 0.9 when step 3 was saved, 0.8 now, which counts from step 4 on",
-        "note: --lr: 0.01 when step 3 was saved, 0.005 now, which counts from step 4 on",
+        "note: --adam-beta1: 0.9 when step 3 was saved, 0.8 now, which counts from now on",
+        "note: --lr: 0.01 when step 3 was saved, 0.005 now, which counts from now on",
     ]
 
 

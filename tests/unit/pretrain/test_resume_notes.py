@@ -55,7 +55,7 @@ def test_nothing_is_said_of_the_same_run(corpora: list[str]) -> None:
 def test_other_data_is_said_once_with_both_paths(corpora: list[str], tmp_path: Path) -> None:
     (said,) = notes(settings(corpora[0]), settings(corpora[1]))
     assert said == (
-        f"data: {corpora[0]} when step 4 was saved, {corpora[1]} now: from step 5 on other tokens are trained on, in "
+        f"data: {corpora[0]} when step 4 was saved, {corpora[1]} now: from now on other tokens are trained on, in "
         "an order of their own"
     )
     (said,) = notes(settings(corpora[0]), settings(mock_data=True, split="969, 30, 1"))
@@ -85,7 +85,7 @@ def test_data_that_was_moved_is_the_same(corpora: list[str], tmp_path: Path) -> 
 
 def test_another_split(corpora: list[str]) -> None:
     (said,) = notes(settings(corpora[0], split="90, 10, 0"), settings(corpora[0], split="80, 20, 0"))
-    assert said.startswith("--split: 90, 10, 0 when step 4 was saved, 80, 20, 0 now: from step 5 on samples are drawn")
+    assert said.startswith("--split: 90, 10, 0 when step 4 was saved, 80, 20, 0 now: from now on samples are drawn")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_checkpoint_that_does_not_say_its_settings(corpora: list[str], tmp_pat
 @pytest.mark.parametrize(
     ("before", "now", "said"),
     [
-        ({"lr": "1e-2"}, {"lr": "5e-3"}, ["--lr: 0.01 when step 4 was saved, 0.005 now, which counts from step 5 on"]),
+        ({"lr": "1e-2"}, {"lr": "5e-3"}, ["--lr: 0.01 when step 4 was saved, 0.005 now, which counts from now on"]),
         ({}, {"adam_beta2": "0.95"}, ["--adam-beta2: 0.999 when step 4 was saved, 0.95 now"]),
         ({}, {"weight_decay": "0.1"}, ["--weight-decay: 0.01 when step 4 was saved, 0.1 now"]),
         ({}, {"min_lr": "1e-4"}, ["--min-lr: 0.0 when step 4 was saved, 0.0001 now"]),
