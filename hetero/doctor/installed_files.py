@@ -87,11 +87,16 @@ def install_this() -> str:
 
 
 def _installed_copies() -> Iterator[OldCopy]:
-    for distribution in importlib.metadata.distributions(name=OWN):
+    for index, distribution in enumerate(importlib.metadata.distributions(name=OWN)):
         paths = _recorded_hashes(distribution)
         folder = Path(str(distribution.locate_file(OLD_HARNESS)))
         if str(OLD_HARNESS / OLD_FILES[0]) in paths and _is_old_harness(folder):
-            yield OldCopy(where=str(folder), fix=f"run: pip uninstall -y {OWN}{_restoring()} && {install_this()}")
+            # pip uninstalls the first one that it finds.
+            fix = f"pip uninstall -y {OWN}{_restoring(folder)} && {install_this()}"
+            if index > 0:
+                tops = dict.fromkeys(_top(path) for path in paths if not path.startswith(".."))
+                fix = f"rm -r {' '.join(str(distribution.locate_file(top)) for top in tops)}{_restoring(folder)}"
+            yield OldCopy(where=str(folder), fix=f"run: {fix}")
         # An editable installation records which folder each package had when it was made.
         for path in paths:
             if path.startswith("__editable__") and path.endswith(".py"):
@@ -106,18 +111,24 @@ def _copies_on_path(environment: Mapping[str, str]) -> Iterator[OldCopy]:
     for entry in dict.fromkeys(Path(entry).resolve() for entry in sys.path):
         folder = entry / OLD_HARNESS
         if _is_old_harness(folder):
-            remove = f"run: rm -r {folder}{_restoring()}"
+            remove = f"run: rm -r {folder}{_restoring(folder)}"
             yield OldCopy(where=str(folder), fix=f"leave {entry} out of PYTHONPATH" if entry in pythonpath else remove)
 
 
-def _restoring() -> str:
-    """Return what has to follow a removal where megatron-core has files in the same folder."""
+def _top(path: str) -> str:
+    """Return what of a distribution ``path`` is removed with; ``megatron`` holds other distributions too."""
+    return str(OLD_HARNESS) if path.startswith("megatron/") else path.partition("/")[0]
+
+
+def _restoring(folder: Path) -> str:
+    """Return what has to follow the removal of ``folder`` where megatron-core has files in it."""
     try:
         core = importlib.metadata.distribution(MEGATRON)
     except importlib.metadata.PackageNotFoundError:
         return ""
+    is_there = Path(str(core.locate_file(OLD_HARNESS))).resolve() == folder.resolve()
     shares = any(path.startswith(f"{OLD_HARNESS}/") for path in _recorded_hashes(core))
-    return f" && {reinstall_megatron_core(core.version)}" if shares else ""
+    return f" && {reinstall_megatron_core(core.version)}" if is_there and shares else ""
 
 
 def _recorded_hashes(distribution: importlib.metadata.Distribution) -> dict[str, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hetero.data.tried_versions import shipped_versions
 from hetero.doctor.installation import check_installation, old_copies_note
 from hetero.doctor.installed_files import OLD_FILES, changed_files, old_copies
 from hetero.errors import ConfigError
@@ -22,6 +23,7 @@ CORE = {"megatron/core/__init__.py": "core", "megatron/training/__init__.py": "t
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An environment with nothing in it, the only one that this process looks at."""
+    shipped_versions()  # reading them imports
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     return tmp_path
 
@@ -66,6 +68,20 @@ def test_an_installed_old_copy_is_named_with_the_commands(site: Path) -> None:
     assert old_copies_note({}) == (
         f"{site}/megatron/training is of an earlier megatron-hetero, whose harness was megatron/training; {copy.fix}"
     )
+
+
+def test_an_old_copy_after_a_new_one_is_removed_by_its_files(
+    site: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Such as one of the user's own site: pip would uninstall the first one that it finds, the new one."""
+    other = tmp_path_factory.mktemp("other")
+    sys.path.append(str(other))
+    install(site, "megatron-core", "0.19.2", CORE)
+    install(site, "megatron-hetero", "0.3.0", {"megatron/pretrain/planning.py": ""})
+    install(other, "megatron-hetero", "0.2.0.dev0", {**OLD, "hetero/__init__.py": "", "../../bin/hetero": ""})
+    (copy,) = old_copies({})
+    assert copy.where == str(other / "megatron/training")
+    assert copy.fix == f"run: rm -r {other}/megatron/training {other}/hetero"
 
 
 def test_where_megatron_core_has_no_such_folder_it_stays_as_it_is(site: Path) -> None:
