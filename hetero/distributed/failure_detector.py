@@ -105,7 +105,7 @@ class FailureDetector:
         before_end: Callable[[MembershipError], None] | None = None,
     ) -> None:
         # A connection of its own: the main thread may be blocked in another.
-        self._store = dist.PrefixStore("failure-detector", store.clone())  # type: ignore[attr-defined]  # not in torch's stubs
+        self._store = dist.PrefixStore("failure-detector", store.clone())  # type: ignore[attr-defined,unused-ignore]  # not in torch 2.13's stubs
         self._rank = rank
         self._world_size = world_size
         self._options = options or FailureDetectorOptions()

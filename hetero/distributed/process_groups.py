@@ -7,8 +7,9 @@ one another for ever.
 """
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -158,10 +159,25 @@ def create_group(
     """
     world = dist.group.WORLD
     assert world is not None, "init_process_group comes first"
-    group: dist.ProcessGroup = dist.new_group(  # noqa: TID251  (the one place)
+    group = dist.new_group(  # noqa: TID251  (the one place)
         list(ranks), timeout=time_limit(world), backend=backend, use_local_synchronization=by_members_alone
     )
-    return group
+    # Ranks outside of it get a mark of torch's instead, and do nothing with it.
+    return cast(dist.ProcessGroup, group)
+
+
+def require_started(works: Iterable[dist.Work | None]) -> list[dist.Work]:
+    """Return the ``works`` of collectives that this rank has started with ``async_op=True``.
+
+    Raises:
+        RuntimeError: torch gave none for one of them, as it does to a rank outside of the group.
+    """
+    started = []
+    for work in works:
+        if work is None:
+            raise RuntimeError("a rank that is no member of a group has started a collective of it")
+        started.append(work)
+    return started
 
 
 def time_limit(group: dist.ProcessGroup) -> datetime.timedelta | None:

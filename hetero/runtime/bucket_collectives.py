@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from hetero.distributed.process_groups import ParallelContext
+from hetero.distributed.process_groups import ParallelContext, require_started
 from hetero.distributed.timing import Collective, Waitable
 from hetero.plan.gradient_groups import Bucket
 from hetero.runtime.collective_sequencer import CollectiveSequencer
@@ -95,10 +95,12 @@ class EqualShards:
     summing: Collective = "reduce_scatter"
 
     def sum(self, gradients: torch.Tensor) -> Sequence[Waitable]:
-        return [dist.reduce_scatter_tensor(gradients[self.summed], gradients, group=self.group, async_op=True)]
+        work = dist.reduce_scatter_tensor(gradients[self.summed], gradients, group=self.group, async_op=True)
+        return require_started([work])
 
     def gather(self, weights: torch.Tensor) -> Sequence[Waitable]:
-        return [dist.all_gather_into_tensor(weights, weights[self.summed], group=self.group, async_op=True)]
+        work = dist.all_gather_into_tensor(weights, weights[self.summed], group=self.group, async_op=True)
+        return require_started([work])
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +116,14 @@ class UnequalShards:
     summing: Collective = "reduce_scatter"
 
     def sum(self, gradients: torch.Tensor) -> Sequence[Waitable]:
-        return [
+        return require_started(
             dist.reduce(shard, dst=rank, group=self.group, async_op=True) for rank, shard in self._shards(gradients)
-        ]
+        )
 
     def gather(self, weights: torch.Tensor) -> Sequence[Waitable]:
-        return [
+        return require_started(
             dist.broadcast(shard, src=rank, group=self.group, async_op=True) for rank, shard in self._shards(weights)
-        ]
+        )
 
     def _shards(self, values: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
         """All that are not empty, by their owners."""

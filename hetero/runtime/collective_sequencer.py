@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from hetero.distributed.process_groups import require_started
 from hetero.distributed.timing import Waitable, wait_for_all
 
-Phase = Callable[[], Sequence[dist.Work]]
-"""Starts collectives and returns what to wait for before the next phase."""
+Phase = Callable[[], Sequence[dist.Work | None]]
+"""Starts collectives of groups of this rank and returns what torch gives to wait for before the next phase."""
 
 
 class CollectiveSequencer:
@@ -55,7 +56,7 @@ class _StreamRunner:
 
 def _run(phases: Sequence[Phase]) -> None:
     for phase in phases:
-        wait_for_all(phase())
+        wait_for_all(require_started(phase()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ class HierarchicalCollectives:
         parts = self._cut(values)
         scatters = len(self._neighbours) == len(parts) and len({part.numel() for part in parts}) == 1
 
-        def inside() -> list[dist.Work]:
+        def inside() -> list[dist.Work | None]:
             if scatters:
                 return [dist.reduce_scatter_tensor(parts[self._place], values, group=self._inside, async_op=True)]
             return [
@@ -101,11 +101,11 @@ class HierarchicalCollectives:
                 if part.numel()
             ]
 
-        def across() -> list[dist.Work]:
+        def across() -> list[dist.Work | None]:
             part = parts[self._place]
             return [dist.all_reduce(part, group=self._across, async_op=True)] if part.numel() else []
 
-        def back() -> list[dist.Work]:
+        def back() -> list[dist.Work | None]:
             if scatters:
                 return [dist.all_gather_into_tensor(values, parts[self._place], group=self._inside, async_op=True)]
             return [
@@ -124,20 +124,20 @@ class HierarchicalCollectives:
         """
         domains = self._domains
 
-        def inside() -> list[dist.Work]:
+        def inside() -> list[dist.Work | None]:
             return [
                 dist.reduce(values[s.place], dst=s.root(domains, self._home), group=self._inside, async_op=True)
                 for s in self._shards()
             ]
 
-        def across() -> list[dist.Work]:
+        def across() -> list[dist.Work | None]:
             return [
                 dist.reduce(values[s.place], dst=s.root(domains, s.domain), group=self._across, async_op=True)
                 for s in self._shards()
                 if s.rail == self._place
             ]
 
-        def back() -> list[dist.Work]:
+        def back() -> list[dist.Work | None]:
             return [
                 dist.broadcast(values[s.place], src=s.root(domains, s.domain), group=self._inside, async_op=True)
                 for s in self._shards()
@@ -154,21 +154,21 @@ class HierarchicalCollectives:
         """
         domains = self._domains
 
-        def inside() -> list[dist.Work]:
+        def inside() -> list[dist.Work | None]:
             return [
                 dist.broadcast(values[s.place], src=s.owner, group=self._inside, async_op=True)
                 for s in self._shards()
                 if s.domain == self._home
             ]
 
-        def across() -> list[dist.Work]:
+        def across() -> list[dist.Work | None]:
             return [
                 dist.broadcast(values[s.place], src=s.root(domains, s.domain), group=self._across, async_op=True)
                 for s in self._shards()
                 if s.rail == self._place
             ]
 
-        def back() -> list[dist.Work]:
+        def back() -> list[dist.Work | None]:
             return [
                 dist.broadcast(values[s.place], src=s.root(domains, self._home), group=self._inside, async_op=True)
                 for s in self._shards()

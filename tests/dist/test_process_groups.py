@@ -12,7 +12,14 @@ import torch.distributed as dist
 from hypothesis import given
 
 from hetero.checkpoint.writer import CheckpointWriter
-from hetero.distributed.process_groups import ParallelContext, backend_of_config, create_groups, time_limit
+from hetero.distributed.process_groups import (
+    ParallelContext,
+    backend_of_config,
+    create_group,
+    create_groups,
+    require_started,
+    time_limit,
+)
 from hetero.plan.communicators import PlanCommunicators
 from hetero.plan.ir import Plan
 from tests.helpers.models import gpt2_model, llama_model
@@ -194,3 +201,20 @@ def test_each_rank_finds_its_own_groups() -> None:
 def test_a_rank_that_holds_all_alone_shares_no_gradients() -> None:
     made = plan(gpt2_model(), [replica(stage(layers=(0, 6), ranks=(0,)))])
     assert not PlanCommunicators(made).gradients
+
+
+def problem_of_broadcast(rank: int, members: list[int]) -> str:
+    group = create_group(members)
+    try:
+        require_started([dist.broadcast(torch.zeros(1), src=0, group=group, async_op=True)])[0].wait()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_a_rank_cannot_start_a_collective_of_other_ranks() -> None:
+    """Torch warns and returns nothing, and what the rank then takes for a result is not one."""
+    assert run_ranks(problem_of_broadcast, 2, [0, 1]) == ["", ""]
+    member, other = run_ranks(problem_of_broadcast, 2, [0])
+    assert member == ""
+    assert "no member" in other

@@ -77,6 +77,7 @@ RUN_BY = {
     "tests.helpers.elastic_simulation": "tests/unit/elastic/test_protocol_exploration.py",
     "tests.helpers.protocol_explorer": "tests/unit/elastic/test_protocol_exploration.py",
     "tests.helpers.publishing_stories": "tests/unit/elastic/test_publishing_exploration.py",
+    "tests.stacks.bits": "tests/stacks/test_bits.py",
     "tools/convert_checkpoint.py": "tests/dist/test_huggingface_training.py",
     "tools/plan_flags.py": "tests/e2e/test_pretrain_scripts.py",
     "tools/preprocess_data.py": "tests/unit/tools/test_preprocess_data.py",
@@ -94,6 +95,7 @@ NOT_RUN = {
     "scripts/test.sh": "the suite itself",
     "tests.bench.bench_unequal_cpus": "times what tests/e2e/test_unequal_cpus.py runs; for a quiet machine",
     "tests.faults.matrix": "takes an hour; tests/faults/test_faults.py runs its cases in turn",
+    "tests.stacks": "makes environments from the network; tests/stacks/test_results.py runs what it is made of",
 }
 """Those that no test runs, each with the reason."""
 

@@ -17,11 +17,11 @@ import tempfile
 from _multiprocessing import SemLock, sem_unlink  # type: ignore[import-not-found]  # nobody has a stub of it
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]  # not in its stub
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined,unused-ignore]  # not in torch 2.13's stub
 from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, ReduceScatterOptions, Work
 from torch.futures import Future
 
@@ -53,7 +53,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: datetime.timedelta) -> None:
-        super().__init__(rank, world_size)  # type: ignore[call-arg]  # its stub knows those with a store only
+        super().__init__(rank, world_size)  # type: ignore[call-arg,unused-ignore]  # torch 2.13's stub knows those with a store only
         self._place = rank
         self._timeout_s = timeout.total_seconds()
         if rank == 0:
@@ -154,7 +154,10 @@ def with_shared_memory(context: ParallelContext) -> ParallelContext:
 
     Every rank makes every group, its own or not: torch calls a group by how many the process has made.
     """
-    groups = {ranks: dist.new_group(list(ranks), backend=BACKEND) for ranks in PlanCommunicators(context.plan).tp}  # noqa: TID251
+    groups = {
+        ranks: cast(dist.ProcessGroup, dist.new_group(list(ranks), backend=BACKEND))  # noqa: TID251
+        for ranks in PlanCommunicators(context.plan).tp
+    }
 
     def group_of(work: StageContext) -> dist.ProcessGroup:
         return groups[tuple(dist.get_process_group_ranks(work.tp))] if work.stage.tp > 1 else work.tp
