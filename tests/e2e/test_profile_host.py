@@ -1,5 +1,6 @@
 """``hetero profile host`` as a user types it, on a machine without a GPU."""
 
+import importlib.metadata
 import textwrap
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def test_this_host_is_measured_and_goes_into_a_cluster_file(
         assert f"{rate.elements_per_s / 1e6:.0f}e6 parameters/s" in said
     assert found.memory_gib == pytest.approx(memory_bytes() / GIB, rel=1e-3)
     assert found.memory_copy_gb_per_s is not None
-    assert found.versions["torch"] == torch.__version__
+    assert found.versions["torch"] == importlib.metadata.version("torch")
     if not torch.cuda.is_available():
         assert (found.to_device, found.to_host, found.device) == (None, None, None)
         assert "no CUDA device: copies to and from one are not measured" in said

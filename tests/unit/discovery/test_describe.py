@@ -225,7 +225,8 @@ def test_what_the_allocation_has_beside() -> None:
         ),
         (
             [gpu_node("old", A100, facts={"torch": torch_of(A100, gpus=())})],
-            "node 'old': it has NVIDIA's driver 580.95.05, but torch 2.13.0+cu130 sees no GPU; run `hetero doctor`",
+            f"node 'old': it has NVIDIA's driver 580.95.05, but torch {torch_of(A100).version} sees no GPU; "
+            "run `hetero doctor`",
         ),
         (
             [gpu_node("bare", A100, facts={"torch": None})],
