@@ -213,10 +213,12 @@ def test_a_plan_that_is_kept_is_as_slow_as_the_slowest_node_of_each_stage() -> N
     assert set(found.busy_s) == {0, 1, 2, 3}
 
 
-@pytest.mark.slow
 def test_a_node_that_is_fast_again_makes_a_kept_plan_faster() -> None:
     asked, slower = with_slower_type(problem(), "fast", 2.0), dataclasses.replace(ALL[1], node_type="fast-slower-2")
-    made = plan_for(asked, {"fast": 1, "fast-slower-2": 1}, time_limit_s=1.0)
+    # Both nodes have as much to do, so that the step waits for the slower one.
+    first = stage(layers=(0, 2), ranks=[0, 1], dp=2, device="A100-40")
+    second = stage(layers=(2, 4), ranks=[2, 3], dp=2, device="A100-40-slower-2")
+    made = plan(MODEL, [replica(first, second, num_samples=24)])
     before = on_ranks([ALL[0], slower])
     then, now = (kept_step_s(asked, made, before, [ALL[0], node]) for node in (slower, ALL[1]))
     assert then is not None
@@ -240,9 +242,11 @@ def test_as_many_nodes_of_each_type_keep_the_plan() -> None:
 @pytest.mark.slow
 def test_the_fastest_of_three_plans_is_taken_after_a_loss() -> None:
     asked, table, left = problem(), PlanTable(), {"fast": 1, "slow": 2}
-    table.put(left, plan_for(asked, left, time_limit_s=2.0))
+    on_fast = replica(stage(layers=(0, 4), ranks=[0, 1], dp=2, device="A100-40"), num_samples=24)
+    table.put(left, plan(MODEL, [on_fast], idle_ranks=(2, 3)))
+    # Half a second is enough for a plan on a quiet machine.
     found = replan(
-        asked, [ALL[1], *ALL[2:]], present=(four_replicas(), on_ranks(ALL)), table=table, held={}, solve_s=0.5
+        asked, [ALL[1], *ALL[2:]], present=(four_replicas(), on_ranks(ALL)), table=table, held={}, solve_s=5.0
     )
     assert legal_on(found.plan, left)
     assert {found.origin, *found.others} == {"made ahead", "fewer replicas", "solved"}
