@@ -114,12 +114,19 @@ def test_mock_data_keeps_to_the_vocabulary_and_writes_nothing(tmp_path: Path, mo
 
 
 def test_building_prints_and_warns_nothing(
-    corpus: str, capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+    corpus: str,
+    capfd: pytest.CaptureFixture[str],
+    recwarn: pytest.WarningsRecorder,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # As in every process of a training; megatron-core 0.19 says that it has none otherwise.
+    monkeypatch.setenv("RANK", "0")
     for config in (data_config(data_path=("1", corpus, "1", corpus)), data_config(mock_data=True)):
         build_dataset(config, byte_level(), split="train", num_samples=4)
     assert capfd.readouterr() == ("", "")
-    assert not recwarn.list
+    # From Python 3.12 on there is one about any fork of a process with threads; Python shows no user this category.
+    seen = [str(each.message) for each in recwarn.list if each.category is not DeprecationWarning]
+    assert seen == []
 
 
 def test_corpus_that_is_written_anew_is_not_read_by_its_old_indices(corpus: str, tmp_path: Path) -> None:
