@@ -28,7 +28,7 @@ from tests.helpers.sailor_tables import write_tables
 
 LEAVES = {leaf.prog.removeprefix("hetero "): leaf for leaf in leaves(command_parser())}
 
-PLANS = "plan --cluster gpus.yaml --model m.yaml --global-batch-size 4 --data-sheets --time-limit 0.5"
+PLANS = "plan --cluster gpus.yaml --model m.yaml --global-batch-size 4 --data-sheets --time-limit 2"
 
 HERE = {
     "show": "show plan.json --schedule --program",
