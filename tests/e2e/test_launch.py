@@ -31,7 +31,9 @@ TP_THEN_ONE = plan(
     [replica(stage(layers=(0, 2), ranks=(0, 1), tp=2), stage(layers=(2, 3), ranks=(2,)), num_samples=4)],
 )
 PROGRAM = f"""import os, runpy, sys
-print("RANK", *(os.environ[name] for name in ("RANK", "GROUP_RANK", "LOCAL_RANK")), flush=True)
+place = " ".join(os.environ[name] for name in ("RANK", "GROUP_RANK", "LOCAL_RANK"))
+# In one piece: torchrun's ranks write without a buffer, into one pipe.
+sys.stdout.write(f"RANK {{place}}\\n")
 sys.argv[0] = {str(ROOT / "pretrain_gpt.py")!r}
 sys.path.insert(0, {str(ROOT)!r})
 runpy.run_path(sys.argv[0], run_name="__main__")

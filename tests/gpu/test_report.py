@@ -30,13 +30,14 @@ def test_outcomes_are_read_from_junit() -> None:
 
 def test_the_page() -> None:
     facts = host(torch=torch_of(A100, num_gpus=1), open_files=256)
+    assert facts.torch is not None
     diagnosis = Diagnosis(hosts=(facts,), findings=check_host(facts))
     page = report(diagnosis, outcomes(JUNIT), today=datetime.date(2026, 11, 22), more=["the end"])
     assert page.startswith("## GPU report, 2026-11-22\n\n* Linux")
     for said in (
         "driver 580.95.05, CUDA up to 13.0",
         "1 x NVIDIA A100-SXM4-40GB",
-        "torch 2.13.0+cu130, CUDA 13.0, cuDNN 91002, NCCL 2.29.7",
+        f"torch {facts.torch.version}, CUDA 13.0, cuDNN 91002, NCCL 2.29.7",
         "transformer-engine 2.11.0, flash-attn -",
         "**Tests:** 1 FAILED, 1 passed, 1 skipped",
         r"| gpu/test_single_rank::test_half[a\|b] | FAILED | 0.5 | assert 1 == 2 |",

@@ -163,8 +163,8 @@ GPU_FAULTS = (
         name="a launch does not compare versions",
         kind="missing check",
         file="megatron/pretrain/launch.py",
-        find="            check_versions(device)\n",
-        replace="",
+        find="            by_rank = check_versions(device)\n",
+        replace="            by_rank = ()\n",
         hints=("tests/unit/pretrain/test_launch.py", "tests/dist/test_runtime_versions.py"),
     ),
     Fault(

@@ -65,8 +65,8 @@ RUNTIME_FAULTS = (
         name="phases of a hierarchical sum do not wait for one another",
         kind="order",
         file="hetero/runtime/collective_sequencer.py",
-        find="        wait_for_all(phase())",
-        replace="        phase()",
+        find="        wait_for_all(require_started(phase()))",
+        replace="        require_started(phase())",
         hints=("tests/unit/runtime/test_collective_sequencer.py",),
     ),
     # Waits for other ranks.

@@ -24,7 +24,10 @@ from tests.helpers.flags import command, parse
         ("--tokenizer-type BertWordPieceCase", "HuggingFaceTokenizer (which reads any model's tokenizer.json)"),
         ("--split 0,1", "--split: '0,1' is not one to three shares"),
         ("--split 1e2,1", "--split: '1e2,1' is not one to three shares"),
-        ("--tensorboard-dir=", "--tensorboard-dir: '' is not a name"),
+        (
+            "--tensorboard-dir=",
+            "--tensorboard-dir: '' is not a path in a mounted file system; is a variable of",
+        ),
         ("--lr", "--lr: expected one argument"),
         ("--data-path --swiglu", "--data-path: expected at least one argument"),
         # Values without a flag.
