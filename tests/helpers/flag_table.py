@@ -13,13 +13,13 @@ from megatron.pretrain.cli.preprocess_flags import IGNORED_PREPROCESS_FLAGS, REF
 from megatron.pretrain.cli.unsupported import UNSUPPORTED_FLAGS, values_that_ask_for_nothing
 from megatron.pretrain.cli.unsupported_elsewhere import FLAGSCALE, TORCHRUN
 from megatron.pretrain.cli.without_effect import WITHOUT_EFFECT, WithoutEffect
+from tests.helpers.generated_parts import table_row, write
 from tests.helpers.megatron_examples import EXAMPLES
 from tests.helpers.megatron_parsers import VERSIONS, MegatronFlag, recorded_parser
-from tests.helpers.module_map import ROOT
+from tests.helpers.sources import ROOT
 from tools import preprocess_data
 
 PAGE = ROOT / "docs/megatron_flags.md"
-END = "<!-- end of the table -->"
 
 Row = tuple[str, str, str]
 
@@ -108,17 +108,11 @@ TABLES = {
 """The lines of the page that the tables follow."""
 
 
-def written(begin: str) -> str:
-    """Return what the page has of the table after ``begin``."""
-    _, _, rest = PAGE.read_text(encoding="utf-8").partition(begin)
-    return rest.partition(END)[0].strip()
-
-
 def _table(rows: Sequence[tuple[str, ...]], *more_columns: str) -> str:
     rows = sorted(rows, key=lambda row: row[0].strip("`").lower())
     counts = {here: sum(row[-2] == here for row in rows) for here in ("supported", "without effect", "refused")}
     total = ", ".join(f"{count} {here}" for here, count in counts.items())
-    lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
+    lines = map(table_row, rows)
     header = f"| {' | '.join(('flag', *more_columns, 'here', ''))} |".replace("|  |", "| |")
     return "\n".join([f"{len(rows)} flags: {total}.", "", header, "|---" * (3 + len(more_columns)) + "|", *lines])
 
@@ -209,11 +203,7 @@ def _refused(flags: Mapping[str, str]) -> Iterator[Row]:
 
 
 def main() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    for begin, table in TABLES.items():
-        head, _, rest = text.partition(begin)
-        text = f"{head}{begin}\n\n{table()}\n\n{END}{rest.partition(END)[2]}"
-    PAGE.write_text(text, encoding="utf-8")
+    write(PAGE, {begin: table() for begin, table in TABLES.items()})
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import yaml
 
 from hetero.errors import ConfigError
 from megatron.pretrain.cli.arguments import parse_args
-from tests.helpers.module_map import ROOT
+from tests.helpers.sources import ROOT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hetero.runtime import cpu_backend
 from tests.helpers.megatron_core_wheels import NEWEST
-from tests.helpers.module_map import ROOT
+from tests.helpers.sources import ROOT
 
 FOLDER = ROOT / "tests/data/megatron_flags"
 VERSIONS = NEWEST[1:]

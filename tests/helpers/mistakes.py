@@ -1,6 +1,6 @@
 """Typical mistakes of users, and what they are told: the table of docs/troubleshooting.md.
 
-python -m tests.helpers.mistakes          writes the table of docs/troubleshooting.md anew
+python -m tests.helpers.mistakes          writes the table of docs/troubleshooting.md
 """
 
 import contextlib
@@ -20,9 +20,11 @@ from typing import Any
 
 import yaml
 
+from tests.helpers.generated_parts import table_row, write
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/troubleshooting.md"
-BEGIN, END = "<!-- the table, from the test of the messages -->", "<!-- end of the table -->"
+BEGIN = "<!-- the table, from the test of the messages -->"
 
 PRESETS = ROOT / "scripts/presets"
 
@@ -172,23 +174,14 @@ def table(answers: dict[str, list[Any]]) -> str:
         (" ".join(f"`{part}`" for part in err.strip().split("\n")), line.format(**SHOWN))
         for line, (_, _, err) in answers.items()
     ]
-    cells = [(message.replace("|", "\\|"), f"`{line}`") for message, line in rows]
-    return "\n".join(["| message | said of |", "|---|---|", *(f"| {message} | {line} |" for message, line in cells)])
-
-
-def written() -> str:
-    """What the page has of it."""
-    _, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    return rest.partition(END)[0].strip()
+    return "\n".join(["| message | said of |", "|---|---|", *(table_row((said, f"`{line}`")) for said, line in rows)])
 
 
 def main() -> None:
     if sys.argv[1:] == ["--run"]:
         json.dump(run_all(), sys.stdout)
         return
-    head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    made = table(answers_of_a_fresh_process()["answers"])
-    PAGE.write_text(f"{head}{BEGIN}\n\n{made}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    write(PAGE, {BEGIN: table(answers_of_a_fresh_process()["answers"])})
 
 
 if __name__ == "__main__":

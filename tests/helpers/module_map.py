@@ -1,6 +1,6 @@
 """The module map of docs/architecture.md: every module with the first sentence of its docstring.
 
-python -m tests.helpers.module_map        writes it anew
+python -m tests.helpers.module_map        writes it
 """
 
 import ast
@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.helpers.generated_parts import write
+from tests.helpers.sources import ROOT
+
 PAGE = ROOT / "docs/architecture.md"
-BEGIN, END = "<!-- the module map, from the docstrings -->", "<!-- end of the module map -->"
+BEGIN = "<!-- the module map, from the docstrings -->"
 
 
 def module_map() -> str:
@@ -22,12 +24,6 @@ def module_map() -> str:
         )
         for package, paths in groupby(_modules(), key=lambda path: path.parent.relative_to(ROOT).as_posix())
     )
-
-
-def written() -> str:
-    """What the page has of it."""
-    _, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    return rest.partition(END)[0].strip()
 
 
 def _modules() -> Iterator[Path]:
@@ -45,9 +41,7 @@ def _first_sentence(path: Path) -> str:
 
 
 def main() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    head, _, rest = text.partition(BEGIN)
-    PAGE.write_text(f"{head}{BEGIN}\n\n{module_map()}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    write(PAGE, {BEGIN: module_map()})
 
 
 if __name__ == "__main__":

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hetero.data.tried_versions import RUN_KINDS, VersionTable, shipped_versions
 from hetero.installed_versions import COMPONENTS, NAMES
-from tests.helpers.module_map import ROOT
+from tests.helpers.generated_parts import table_row, write
+from tests.helpers.sources import ROOT
 
 PAGE = ROOT / "docs/install.md"
-END = "<!-- end of the table -->"
 
 
 def tried_table(versions: VersionTable) -> str:
@@ -54,23 +54,13 @@ TABLES: dict[str, Callable[[VersionTable], str]] = {
 """The lines of the page that the tables follow."""
 
 
-def written(begin: str) -> str:
-    """Return what the page has of the table after ``begin``."""
-    _, _, rest = PAGE.read_text(encoding="utf-8").partition(begin)
-    return rest.partition(END)[0].strip()
-
-
 def _table(heads: Sequence[str], rows: Iterator[list[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+    return "\n".join(map(table_row, lines))
 
 
 def main() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    for begin, table in TABLES.items():
-        head, _, rest = text.partition(begin)
-        text = f"{head}{begin}\n\n{table(shipped_versions())}\n\n{END}{rest.partition(END)[2]}"
-    PAGE.write_text(text, encoding="utf-8")
+    write(PAGE, {begin: table(shipped_versions()) for begin, table in TABLES.items()})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from hetero.errors import ConfigError
 from hetero.file_kinds import FILE_KINDS, wrong_kind
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
-from tests.helpers.mistakes import Mistake, answers_of_a_fresh_process, mistakes, table, write_files, written
+from tests.helpers.generated_parts import written
+from tests.helpers.mistakes import BEGIN, PAGE, Mistake, answers_of_a_fresh_process, mistakes, table, write_files
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def test_nothing_slow_was_begun(found: dict[str, Any]) -> None:
 
 
 def test_the_page_has_the_messages(found: dict[str, Any]) -> None:
-    assert written() == table(found["answers"]), "run python -m tests.helpers.mistakes"
+    assert written(PAGE, BEGIN) == table(found["answers"]), "run python -m tests.helpers.mistakes"
 
 
 def test_a_process_of_its_own_says_the_same(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ class ProfilerConfig:
         default=False,
     )
     start_step: int = flag(
-        "With --profile: the steps behind this one.",
+        "With --profile: the steps after this one.",
         COUNT_FROM_0,
         name="--profile-step-start",
         default=10,

@@ -258,7 +258,7 @@ class ParallelConfig:
         "Share optimizer state among ranks that hold the same weights (ZeRO-1).", default=False
     )
     optimizer_cpu_offload: bool = flag(
-        "Without a plan, with --use-distributed-optimizer: leave optimizer state to the hosts, which update beside the "
+        "Without a plan, with --use-distributed-optimizer: leave optimizer state to the hosts, which update during the "
         "next forward.",
         default=False,
         relations=Relations(stated_by_plan=True, needs=(given("--use-distributed-optimizer"),)),
@@ -274,7 +274,7 @@ class ParallelConfig:
         ),
     )
     cpu_offloading_num_layers: int = flag(
-        "Without a plan, in one pipeline stage that computes nothing again: what the first so many layers save for the "
+        "Without a plan, in one pipeline stage that computes nothing again: what the first N layers save for the "
         "backward waits on the host. All but one at most.",
         COUNT_FROM_0,
         default=0,

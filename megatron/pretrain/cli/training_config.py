@@ -88,10 +88,10 @@ class DataConfig:
         "The same for training alone, instead of --data-path.", PREFIXES, default=()
     )
     valid_data_path: tuple[str, ...] = flag(
-        "Validation files beside --train-data-path.", PREFIXES, default=(), relations=_OF_TRAIN_FILES
+        "Validation files, with --train-data-path.", PREFIXES, default=(), relations=_OF_TRAIN_FILES
     )
     test_data_path: tuple[str, ...] = flag(
-        "Test files beside --train-data-path.", PREFIXES, default=(), relations=_OF_TRAIN_FILES
+        "Test files, with --train-data-path.", PREFIXES, default=(), relations=_OF_TRAIN_FILES
     )
     split: str = flag(
         "Shares of training, validation and test.",
@@ -228,7 +228,7 @@ class OptimizerConfig:
         Flag("--lr-decay-iters", "Step at which the decay ends; without it, the last step.", COUNT),
         Flag(
             "--lr-decay-samples",
-            "The same in samples, beside --train-samples.",
+            "The same in samples, with --train-samples.",
             COUNT,
             relations=Relations(in_steps="--lr-decay-iters"),
         ),
@@ -244,7 +244,7 @@ class OptimizerConfig:
         ),
         Flag(
             "--lr-warmup-samples",
-            "The same in samples, beside --train-samples.",
+            "The same in samples, with --train-samples.",
             COUNT_FROM_0,
             default=0,
             relations=Relations(in_steps="--lr-warmup-iters", excludes=("--lr-warmup-fraction",)),
@@ -262,7 +262,7 @@ class OptimizerConfig:
         Flag("--lr-wsd-decay-iters", "How many steps those are.", or_off(COUNT), relations=_OF_WSD),
         Flag(
             "--lr-wsd-decay-samples",
-            "The same in samples, beside --train-samples.",
+            "The same in samples, with --train-samples.",
             or_off(COUNT),
             relations=Relations(in_steps="--lr-wsd-decay-iters", needs=(_IS_WSD,)),
         ),
@@ -347,7 +347,7 @@ class CheckpointConfig:
         relations=Relations(needs=_OF_LOAD.needs, excludes=("--finetune",)),
     )
     finetune: bool = flag(
-        "With --load: weights alone; steps, moments and data begin anew.", default=False, relations=_OF_LOAD
+        "With --load: weights alone; steps, moments and data start from zero.", default=False, relations=_OF_LOAD
     )
     copy_every: int | None = flag(
         "In elastic training: steps from one copy on other nodes to the next; without it, as few as the network and "

@@ -152,7 +152,7 @@ _OF_PRETRAINING: tuple[tuple[str, str], ...] = (
         "--distributed-timeout-minutes sets how long a collective may take",
         "--use-tp-pp-dp-mapping --distributed-timeout-seconds-after-init --lazy-mpu-init --fake-process-group",
     ),
-    ("start with torchrun, which tells each process its rank in the environment", "--local-rank --local_rank"),
+    ("start with torchrun, which gives each process its rank in the environment", "--local-rank --local_rank"),
     # Optimizer.
     (
         "the optimizer is AdamW: leave it out, or use --adam-beta1, --adam-beta2 and --adam-eps",
@@ -195,7 +195,7 @@ _OF_PRETRAINING: tuple[tuple[str, str], ...] = (
         "documents are packed and attend to one another: leave it out",
         "--reset-attention-mask --reset-position-ids --dataloader-inter-document-masking",
     ),
-    ("write the prefixes behind --data-path or --train-data-path", "--data-args-path --per-split-data-args-path"),
+    ("write the prefixes after --data-path or --train-data-path", "--data-args-path --per-split-data-args-path"),
     ("use --seq-length", "--encoder-seq-length --decoder-seq-length"),
     (
         "samples come in one fixed order from indexed files, whatever the plan: leave it out",

@@ -60,7 +60,7 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "hosts update by torch's fused AdamW, and copies to and from them go on beside computes, always",
+        "hosts update by torch's fused AdamW, and copies to and from them overlap with computes, always",
         "--use-torch-optimizer-for-cpu-offload --overlap-cpu-optimizer-d2h-h2d",
     ),
     ("paths are those of mounted file systems; a URL is refused", "--enable-msc --disable-msc"),
@@ -170,7 +170,7 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "dropout's generators go on where the checkpoint was saved under the same plan, and begin anew under another",
+        "dropout's generators go on where the checkpoint was saved under the same plan, and start again under another",
         "--no-load-rng",
     ),
     # Tokenizers that are not there.
