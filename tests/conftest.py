@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from hetero.runtime.version_differences import define_kernels_without_triton
+import hetero.runtime  # noqa: F401  (lets files of tests import megatron.core without Triton)
 from tests.helpers import lanes
 from tests.helpers.file_order import in_order
 from tests.helpers.ranks import ANSWERS, POOL
@@ -16,9 +16,6 @@ from tests.helpers.shared_files import SharedFiles, garbage_of_imports_stays
 # A busy machine is no failure: what counts is counted, and every test has a time limit.
 settings.register_profile("busy machine", deadline=None)
 settings.load_profile("busy machine")
-
-# Before any file of tests imports megatron.core.
-define_kernels_without_triton()
 
 REAL_TIME = (
     *("e2e", "elastic", "faults"),

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 import torch
 
 from hetero.runtime.muted_lines import ALWAYS, WITHOUT_CUDA, mute_lines
-from hetero.runtime.version_differences import define_kernels_without_triton
 
 _CPU = torch.device("cpu")
 
@@ -44,7 +43,6 @@ def install() -> None:
       dot_product_attention.py:217 reaches even with dropout 0
     """
     mute_lines(ALWAYS)
-    define_kernels_without_triton()
     if torch.cuda.is_available():
         return
     mute_lines(WITHOUT_CUDA)

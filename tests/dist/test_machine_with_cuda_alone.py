@@ -67,10 +67,6 @@ torch.cuda.get_device_capability = lambda device=None: (7, 0)
 torch.cuda.get_device_name = lambda device=None: "Tesla V100-SXM2-16GB"
 
 import hetero, megatron.pretrain, tools
-from hetero.runtime.version_differences import define_kernels_without_triton
-
-# As every program does before its first import of megatron.core: torch may be a build for CPUs.
-define_kernels_without_triton()
 imported = []
 for package in (hetero, megatron.pretrain, tools):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
