@@ -65,7 +65,7 @@ class CheckpointState:
     adam_step: updates that were applied, which bias correction counts.
     scheduled_samples: those of these updates, which the learning-rate schedule counts; ``None`` in older checkpoints,
         where every update took the batch of the plan.
-    rampup: by which the batch changed, if it did.
+    rampup: what changed the batch, if it did, of either kind (the name is that of files from before there were two).
     generation_config: how text is generated from the model, as a generation_config.json says it: the ids that begin
         and end a text, and what else is known; ``None`` if nothing is.
     settings: ``None`` in older checkpoints, and if a converter wrote it.

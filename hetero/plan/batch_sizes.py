@@ -102,11 +102,11 @@ class BatchSizes:
     """How many samples each step takes, and which is the first of them; steps count from 0.
 
     full: the global batch of the plan, and of every step whose batch does not change.
-    rampup: what changes the batch. No size is above ``full``, and a ramp-up reaches it by whole increments.
+    varying_batch: what changes the batch. No size is above ``full``, and a ramp-up reaches it by whole increments.
     """
 
     full: int
-    rampup: VaryingBatch | None = None
+    varying_batch: VaryingBatch | None = None
 
     def size(self, step: int) -> int:
         """Samples of a step."""
@@ -119,24 +119,24 @@ class BatchSizes:
 
     def num_steps(self, samples: int) -> int:
         """How many whole steps so many samples are."""
-        stretches = _stretches(self.full, self.rampup)
+        stretches = _stretches(self.full, self.varying_batch)
         at = bisect.bisect_right(stretches, samples, key=attrgetter("first_sample")) - 1
         return stretches[at].first_step + (samples - stretches[at].first_sample) // stretches[at].size
 
     @property
     def smaller(self) -> tuple[int, ...]:
         """The sizes of steps that are smaller than the whole batch, ascending."""
-        return tuple(sorted({stretch.size for stretch in _stretches(self.full, self.rampup)} - {self.full}))
+        return tuple(sorted({stretch.size for stretch in _stretches(self.full, self.varying_batch)} - {self.full}))
 
     def _stretch(self, step: int) -> _Stretch:
-        stretches = _stretches(self.full, self.rampup)
+        stretches = _stretches(self.full, self.varying_batch)
         return stretches[bisect.bisect_right(stretches, step, key=attrgetter("first_step")) - 1]
 
 
 @lru_cache(maxsize=64)
-def _stretches(full: int, rampup: VaryingBatch | None) -> Sequence[_Stretch]:
+def _stretches(full: int, varying_batch: VaryingBatch | None) -> Sequence[_Stretch]:
     """All of them, in order; the last has no end."""
-    changes = [BatchChange(0, full)] if rampup is None else rampup.changes(full)
+    changes = [BatchChange(0, full)] if varying_batch is None else varying_batch.changes(full)
     stretches, step, sample = [], 0, 0
     for change, later in itertools.pairwise(changes):
         if (steps := -(-(later.first_sample - sample) // change.size)) > 0:

@@ -49,7 +49,7 @@ class TrainingSession:
             ``--check-for-nan-in-loss-and-grad`` does. A loss scale that adapts finds its way by such steps: they are
             skipped, whatever this says.
         start_step: how many steps were done before.
-        rampup: changes the batch of a step, at most to that of the plan; ``data`` changes likewise.
+        varying_batch: changes the batch of a step, at most to that of the plan; ``data`` changes likewise.
 
     Attributes:
         steps_done: since the run began, skipped ones too.
@@ -65,11 +65,11 @@ class TrainingSession:
         schedule: ParamScheduler | None = None,
         check_for_nan: bool = True,
         start_step: int = 0,
-        rampup: VaryingBatch | None = None,
+        varying_batch: VaryingBatch | None = None,
     ) -> None:
         self.trainer = trainer
         self.steps_done = start_step
-        self.batches = BatchSizes(context.plan.global_batch_size, rampup)
+        self.batches = BatchSizes(context.plan.global_batch_size, varying_batch)
         self._batch_size = context.plan.global_batch_size
         self._context = context
         self._data = DataPrefetcher(data, context.device) if data is not None else None

@@ -147,7 +147,7 @@ def run_state(
 ) -> CheckpointState:
     """The scalars of a run after ``step``."""
     plan, scaler = context.plan, trainer.scaler
-    batches = BatchSizes(plan.global_batch_size, config.parallel.rampup)
+    batches = BatchSizes(plan.global_batch_size, config.parallel.varying_batch)
     return CheckpointState(
         step=step,
         model=plan.model,
@@ -156,7 +156,7 @@ def run_state(
         consumed_samples=batches.first_sample(step),
         adam_step=trainer.optimizer.num_updates,
         scheduled_samples=scheduler.num_steps,
-        rampup=batches.rampup,
+        rampup=batches.varying_batch,
         train_samples=batches.first_sample(config.run.train_iters),
         seed=config.run.seed,
         loss_scaler=None
@@ -276,7 +276,7 @@ def check_same_run(where: str, state: CheckpointState, config: PretrainConfig, p
         "--seed": config.run.seed,
         "--seq-length": plan.seq_length,
         "--global-batch-size": plan.global_batch_size,
-        **by_flag(config.parallel.rampup),
+        **by_flag(config.parallel.varying_batch),
     }
     for flag, saved in state.samples_of_run().items():
         if saved == (given := given_flags[flag]):
@@ -291,7 +291,7 @@ def say_what_differs(
     config: PretrainConfig, context: ParallelContext, state: CheckpointState, settings: RunSettings
 ) -> None:
     """Say on rank 0 what is different in this run from the one that saved ``state``."""
-    batches = BatchSizes(config.parallel.global_batch_size, config.parallel.rampup)
+    batches = BatchSizes(config.parallel.global_batch_size, config.parallel.varying_batch)
     notes = resume_notes(state, settings, train_samples=batches.first_sample(config.run.train_iters))
     if (changed_loss := changed_microbatch_note(config.stage, state.plan, context.plan)) is not None:
         notes.append(changed_loss)

@@ -147,7 +147,7 @@ def microbatches(
     first_step: int,
     num_steps: int,
     num_workers: int,
-    rampup: VaryingBatch | None = None,
+    varying_batch: VaryingBatch | None = None,
 ) -> Iterator[list[Microbatch]]:
     """Yield this rank's microbatches, one list per step, read ahead by ``num_workers`` processes; 0 reads in this one.
 
@@ -157,14 +157,14 @@ def microbatches(
         placement: of any of the rank's stages, which all see the same samples.
         dataset: as :func:`build_dataset` returns it, of ``plan.seq_length`` tokens per sample.
         first_step: steps done before, by a run that is resumed.
-        rampup: changes the batch of a step, at most to that of ``plan``.
+        varying_batch: changes the batch of a step, at most to that of ``plan``.
 
     Raises:
         ConfigError: the dataset ends before step ``first_step + num_steps``; or, when the iterator comes to the step,
             a sample holds what is no id of the tokenizer.
         DataError: when the iterator comes to the step, a file of the dataset or a process that reads it was lost.
     """
-    batches = BatchSizes(plan.global_batch_size, rampup)
+    batches = BatchSizes(plan.global_batch_size, varying_batch)
     needed = batches.first_sample(first_step + num_steps)
     if needed > len(dataset):
         raise ConfigError(

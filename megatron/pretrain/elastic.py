@@ -62,7 +62,7 @@ def refuse_flags(config: PretrainConfig) -> None:
     Raises:
         ConfigError: one is given.
     """
-    if (varying := config.parallel.rampup) is not None:
+    if (varying := config.parallel.varying_batch) is not None:
         fix = "leave it out" if isinstance(varying, BatchRampup) else "give --global-batch-size instead"
         raise ConfigError(
             f"{varying.flag} {varying}: elastic training keeps one batch under all of its plans; {fix}, or train "

@@ -17,7 +17,10 @@ def flag_notes(config: PretrainConfig) -> RenderableType | None:
         several = len(config.notes) > 1
         parts.append(Text(f"warning: {len(config.notes)} {'flags have' if several else 'flag has'} no effect here"))
         parts.append(_table(config))
-    samples, sizes = config.run.train_samples, BatchSizes(config.parallel.global_batch_size, config.parallel.rampup)
+    samples, sizes = (
+        config.run.train_samples,
+        BatchSizes(config.parallel.global_batch_size, config.parallel.varying_batch),
+    )
     if rest := samples - sizes.first_sample(config.run.train_iters):
         shown = f"{min(sizes.smaller)} to {sizes.full}" if sizes.smaller else sizes.full
         end = f"the last {rest} fill no step and are left out" if rest > 0 else f"the last step takes {-rest} more"

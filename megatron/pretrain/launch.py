@@ -364,7 +364,7 @@ def _checked(plan: Plan, config: PretrainConfig, model: ModelSpec, cluster: Clus
         seq_length=config.data.seq_length,
         global_batch_size=parallel.global_batch_size,
     )
-    if (varying := parallel.rampup) is not None:
+    if (varying := parallel.varying_batch) is not None:
         sizes = BatchSizes(plan.global_batch_size, varying).smaller
         check_batch_sizes(plan, sizes, flag=f"{varying.flag} {varying}")
     if (size := config.run.eval_global_batch_size) is not None:

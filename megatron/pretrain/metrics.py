@@ -185,7 +185,7 @@ class Metrics:
         run = self._run
         told = [
             f"step {step:>{len(str(run.train_iters))}}/{run.train_iters}",
-            *([f"batch {run.batches.size(step - 1)}"] if run.batches.rampup is not None else []),
+            *([f"batch {run.batches.size(step - 1)}"] if run.batches.varying_batch is not None else []),
             f"loss {self._lines.loss:.6f}",
             f"grad norm {result.grad_norm:.4f}",
             f"lr {lr:.3e}",

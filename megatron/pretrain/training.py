@@ -215,7 +215,7 @@ def build_datasets(config: PretrainConfig, plan: Plan, tokenizer: Tokenizer) -> 
     Raises:
         ConfigError: some rank's data is wrong; on every rank.
     """
-    batches = BatchSizes(plan.global_batch_size, config.parallel.rampup)
+    batches = BatchSizes(plan.global_batch_size, config.parallel.varying_batch)
     num_samples = batches.first_sample(config.run.train_iters)
     dataset = build_dataset(config.data, tokenizer, split="train", num_samples=num_samples)
     eval_plan = evaluated_plan(config, plan)
@@ -260,7 +260,7 @@ def build_session(
             first_step=start_step,
             num_steps=max(0, config.run.train_iters - start_step),
             num_workers=config.data.num_workers,
-            rampup=config.parallel.rampup,
+            varying_batch=config.parallel.varying_batch,
         )
     return TrainingSession(
         context,
@@ -269,7 +269,7 @@ def build_session(
         schedule=scheduler,
         check_for_nan=config.run.check_for_nan,
         start_step=start_step,
-        rampup=config.parallel.rampup,
+        varying_batch=config.parallel.varying_batch,
     )
 
 
@@ -376,7 +376,7 @@ def _metrics(
     described = context.plan if emulation is None else emulation.described
     run = ReportedRun(
         train_iters=config.run.train_iters,
-        batches=BatchSizes(described.global_batch_size, config.parallel.rampup),
+        batches=BatchSizes(described.global_batch_size, config.parallel.varying_batch),
         seq_length=described.seq_length,
         world_size=described.world_size,
         work=_work(config, described),

@@ -54,11 +54,11 @@ def session(rank: int, plan: Plan, argv: list[str], end_step: int) -> Session:
     training = TrainingSession(
         context,
         trainer,
-        data=data_of(context, first_step=start_step, rampup=config.parallel.rampup),
+        data=data_of(context, first_step=start_step, varying_batch=config.parallel.varying_batch),
         schedule=scheduler,
         check_for_nan=config.run.check_for_nan,
         start_step=start_step,
-        rampup=config.parallel.rampup,
+        varying_batch=config.parallel.varying_batch,
     )
     seen = Session(start_step, first_weights=weights_of(training))
     with saving(config, context, trainer, scheduler, start=start) as saver:

@@ -115,12 +115,12 @@ def microbatches(plan: Plan, rank: int, *, step: int, first_sample: int | None =
 
 
 def data_of(
-    context: ParallelContext, *, first_step: int = 0, rampup: VaryingBatch | None = None
+    context: ParallelContext, *, first_step: int = 0, varying_batch: VaryingBatch | None = None
 ) -> Iterator[list[Microbatch]] | None:
     """The microbatches of this rank from ``first_step`` on; ``None`` if it needs none."""
     if not reads_data(context):
         return None
-    sizes = BatchSizes(context.plan.global_batch_size, rampup)
+    sizes = BatchSizes(context.plan.global_batch_size, varying_batch)
     return (
         microbatches(
             with_batch_size(context.plan, sizes.size(step)),

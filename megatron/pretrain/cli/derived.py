@@ -169,7 +169,9 @@ def train_iters(flags: FlagValues) -> int:
         return steps
     samples: int = flags["--train-samples"]
     sizes = batch_sizes(flags)
-    return sizes.num_steps(samples - 1) + 1 if isinstance(sizes.rampup, BatchSchedule) else sizes.num_steps(samples)
+    return (
+        sizes.num_steps(samples - 1) + 1 if isinstance(sizes.varying_batch, BatchSchedule) else sizes.num_steps(samples)
+    )
 
 
 def batch_schedule(flags: FlagValues) -> BatchSchedule | None:
@@ -191,7 +193,7 @@ def eval_global_batch_size(flags: FlagValues) -> int | None:
     return None if size == global_batch_size(flags) else size
 
 
-def rampup(flags: FlagValues) -> VaryingBatch | None:
+def varying_batch(flags: FlagValues) -> VaryingBatch | None:
     """By what the global batch changes, if it does."""
     values: tuple[int, ...] | None = flags["--rampup-batch-size"]
     if values is None:
@@ -202,7 +204,7 @@ def rampup(flags: FlagValues) -> VaryingBatch | None:
 
 def batch_sizes(flags: FlagValues) -> BatchSizes:
     """How many samples each step takes."""
-    return BatchSizes(global_batch_size(flags), rampup(flags))
+    return BatchSizes(global_batch_size(flags), varying_batch(flags))
 
 
 def train_samples(flags: FlagValues) -> int:

@@ -198,8 +198,8 @@ class ParallelConfig:
             relations=Relations(excludes=("--step-batch-size-schedule",)),
         ),
     )
-    rampup: VaryingBatch | None = computed(
-        derived.rampup,
+    varying_batch: VaryingBatch | None = computed(
+        derived.varying_batch,
         Flag(
             "--rampup-batch-size",
             "Three numbers, with --train-samples: samples of the first steps, by how many a step grows at a time, and "

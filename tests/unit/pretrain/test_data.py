@@ -490,14 +490,16 @@ def test_a_batch_that_grows(corpus: str, num_workers: int) -> None:
     place = a_plan.placement(1)
     assert place is not None
     rampup = BatchRampup(start=6, increment=6, samples=6)
-    steps = microbatches(dataset, a_plan, place, first_step=0, num_steps=3, num_workers=num_workers, rampup=rampup)
+    steps = microbatches(
+        dataset, a_plan, place, first_step=0, num_steps=3, num_workers=num_workers, varying_batch=rampup
+    )
     expected = [[(2, 3)], [(8, 9), (12, 13)], [(20, 21), (24, 25)]]
     assert [[tuple(row) for batch in step for row in batch.tokens_BS.tolist()] for step in steps] == [
         [tuple(tokens(dataset, i)) for indices in step for i in indices] for step in expected
     ]
     with pytest.raises(ConfigError, match="with --global-batch-size 12 ends at sample"):
         microbatches(
-            dataset, a_plan, place, first_step=len(dataset) // 12 + 1, num_steps=1, num_workers=0, rampup=rampup
+            dataset, a_plan, place, first_step=len(dataset) // 12 + 1, num_steps=1, num_workers=0, varying_batch=rampup
         )
 
 

@@ -241,10 +241,12 @@ EFFECTS = [
     Effect("--train-samples 400", "run.train_iters", 50, **SAMPLES),
     Effect("--train-samples 407", "run.train_iters", 50, **SAMPLES),
     Effect("--train-samples 407", "run.train_samples", 407, **SAMPLES),
-    Effect("--rampup-batch-size 2 2 30", "parallel.rampup", BatchRampup(start=2, increment=2, samples=30), **SAMPLES),
+    Effect(
+        "--rampup-batch-size 2 2 30", "parallel.varying_batch", BatchRampup(start=2, increment=2, samples=30), **SAMPLES
+    ),
     Effect("--rampup-batch-size 2 2 30", "run.train_iters", 105, **SAMPLES),
-    Effect("--step-batch-size-schedule 0:2,1K:8", "parallel.rampup", SCHEDULE, **SCHEDULED),
-    Effect("--step-batch-size-schedule 0:2,1e3:.8e1", "parallel.rampup", SCHEDULE, **SCHEDULED),
+    Effect("--step-batch-size-schedule 0:2,1K:8", "parallel.varying_batch", SCHEDULE, **SCHEDULED),
+    Effect("--step-batch-size-schedule 0:2,1e3:.8e1", "parallel.varying_batch", SCHEDULE, **SCHEDULED),
     Effect("--step-batch-size-schedule 0:2,1e3:.8e1", "run.train_iters", 113, **SCHEDULED),
     Effect("--step-batch-size-schedule 0:2,1K:8", "parallel.global_batch_size", 8, **SCHEDULED),
     Effect("--step-batch-size-schedule 0:2,1K:8", "run.train_iters", 113, **SCHEDULED),

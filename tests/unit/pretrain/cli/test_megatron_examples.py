@@ -44,6 +44,6 @@ def test_one_round_of_messages_is_enough(name: str) -> None:
         steps = {"--train-iters": None, "--lr-decay-iters": None}
         instead = messages[0].partition("in place of steps give ")[2].split()
         config = parse_args([*with_values(words, steps), *instead, "--distributed-backend", "gloo"])
-        assert (config.run.train_iters, str(config.parallel.rampup)) == (500_000, "16 16 5859375")
+        assert (config.run.train_iters, str(config.parallel.varying_batch)) == (500_000, "16 16 5859375")
     config = parse_args([*with_values(words, dict.fromkeys(refused)), "--distributed-backend", "gloo"])
     assert len(config.notes) == WITHOUT_EFFECT[name]
