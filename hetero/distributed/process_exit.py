@@ -1,6 +1,8 @@
-"""Ends processes in time, and names the exit code of those that end because of another one; needs no torch."""
+"""Ends processes in time, names the exit code of those that end because of another one; needs no torch."""
 
+import atexit
 import contextlib
+import gc
 import signal
 from collections.abc import Iterator
 
@@ -22,3 +24,13 @@ def bounded_exit(*, within_s: float = EXIT_WITHIN_S) -> Iterator[None]:
     finally:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, within_s)
+
+
+def freeze_objects() -> None:
+    """Leave all objects that exist by now out of garbage collections, until the process ends.
+
+    There they are thawed: Triton's bindings would find their own alive, and print a page about them.
+    """
+    gc.collect()
+    gc.freeze()
+    atexit.register(gc.unfreeze)

@@ -4,9 +4,7 @@ A process of its own: it imports torch, which ``hetero`` itself never does.
 """
 
 import argparse
-import atexit
 import datetime
-import gc
 import os
 import shlex
 import sys
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetero.distributed.environment import set_cuda_environment
+from hetero.distributed.process_exit import freeze_objects
 from hetero.doctor.host_facts import host_facts
 from hetero.errors import ConfigError, HeteroError
 from hetero.launch.launched_by import launch_variables, node_name
@@ -64,9 +63,7 @@ def _run(args: argparse.Namespace, *, is_launched: bool) -> None:
     from hetero.profiling.device_run import measure_device
 
     # What libraries have made stays, and need not be looked through after every point.
-    gc.freeze()
-    # Else Triton finds its own objects alive when the process ends, and prints a page about them.
-    atexit.register(gc.unfreeze)
+    freeze_objects()
     make_folder(args.out, asked_by="--out")
     on, date = _profiled_device(args, *_name_and_known_types(args)), datetime.date.today().isoformat()
     if is_launched:

@@ -1,12 +1,11 @@
 """Runs the loop over the steps of a run, and does what is due after each: saves, evaluations, reports, the end."""
 
-import atexit
 import contextlib
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetero.distributed.failure_detector import FailureDetector
+from hetero.distributed.process_exit import freeze_objects
 from hetero.distributed.process_groups import ParallelContext
 from hetero.distributed.rank_consensus import ConsensusError, is_true_on_any_rank, on_all_ranks
 from hetero.runtime.session import TrainingSession
@@ -57,10 +56,7 @@ class TrainingLoop:
         self.detector.doing = "reading the first samples"
         error = self._data_error()
         # What exists by now stays: looking through it for garbage again and again took a third of small steps.
-        gc.collect()
-        gc.freeze()
-        # Else Triton finds its own objects alive when the process ends, and prints a page about them on every rank.
-        atexit.register(gc.unfreeze)
+        freeze_objects()
         with profiling(
             self.config, rank=self.context.rank, device=self.context.device, start_step=start_step
         ) as profiler:
