@@ -325,6 +325,43 @@ def test_one_training_loop() -> None:
     assert callers == {"hetero/runtime/session.py"}
 
 
+MESSAGES = {"P2POp": 3, "isend": 2, "irecv": 2, "send": 2, "recv": 2}
+"""Functions of ``torch.distributed`` for two ranks, and the place at which each takes its group."""
+
+
+def messages_without_a_group(path: Path) -> list[int]:
+    """Lines with a message that goes over the world, whose other ranks NCCL waits for at its first call."""
+    return [
+        node.lineno
+        for node in nodes(path)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and ast.unparse(node.func.value) in ("dist", "torch.distributed")
+        and len(node.args) <= MESSAGES.get(node.func.attr, -1)
+        and "group" not in [keyword.arg for keyword in node.keywords]
+    ]
+
+
+def test_every_message_names_its_group() -> None:
+    found = {name(path): messages_without_a_group(path) for path in with_words(SOURCES, *MESSAGES)}
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "lines"),
+    [
+        ("dist.P2POp(dist.isend, message, 1)", [1]),
+        ("dist.P2POp(dist.isend, message, 1, group)", []),
+        ("dist.isend(message, dst=1)", [1]),
+        ("torch.distributed.recv(message, 1, group=group)", []),
+    ],
+)
+def test_messages_without_a_group_are_found(tmp_path: Path, code: str, lines: list[int]) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(code)
+    assert messages_without_a_group(path) == lines
+
+
 def test_versions_differ_in_one_module() -> None:
     """What depends on a version of megatron-core, torch or Python is where dropping that version deletes it."""
     branches = [

@@ -160,13 +160,16 @@ def _measured(
 def _operation(
     task: Task, group: dist.ProcessGroup, device: torch.device, num_bytes: int, *, first: bool
 ) -> Callable[[], float]:
-    """The operation on ``num_bytes``, which returns its seconds; all ranks begin it together."""
+    """The operation on ``num_bytes``, which returns its seconds; all ranks begin it together.
+
+    A message goes over the group of its two ranks too: NCCL would let them wait at one of more ranks, for the others.
+    """
     numel = num_bytes // 4 // len(task.ranks) * len(task.ranks)
     whole = torch.zeros(numel, device=device)
     part = torch.zeros(numel // len(task.ranks), device=device)
     if task.operation == "send":
         peer = task.ranks[1] if first else task.ranks[0]
-        return lambda: round_trip_s(peer, whole, first=first) / 2
+        return lambda: round_trip_s(peer, whole, group, first=first) / 2
     run: Callable[[], object] = {
         "all_reduce": lambda: dist.all_reduce(whole, group=group),
         "all_gather": lambda: dist.all_gather_into_tensor(whole, part, group=group),

@@ -21,6 +21,22 @@ GPU_FAULTS = (
         hints=("tests/dist/test_first_contact.py",),
     ),
     Fault(
+        name="the doctor's first message is the first call of the world",
+        kind="order",
+        file="hetero/doctor/links.py",
+        find="    dist.all_reduce(torch.zeros(1, device=device), group=world)\n",
+        replace="",
+        hints=("tests/dist/test_links_among_ranks.py",),
+    ),
+    Fault(
+        name="a profile's message goes over the world",
+        kind="wrong group",
+        file="hetero/profiling/rank_links.py",
+        find="round_trip_s(peer, whole, group, first=first)",
+        replace="round_trip_s(peer, whole, dist.group.WORLD, first=first)",
+        hints=("tests/dist/test_links_among_ranks.py",),
+    ),
+    Fault(
         name="on a GPU no kernel runs before the first receive",
         kind="order",
         file="hetero/runtime/trainer.py",
