@@ -49,6 +49,7 @@ def main(argv: list[str]) -> int:
         config = parse_args(argv, file_problems=file_problems if sees_what_all_see(os.environ) else lambda flags: ())
     except HeteroError as error:
         return exit_code(error, os.environ)
+    set_cuda_environment(os.environ, shares_devices=config.parallel.shares_devices)
     from hetero.runtime import cpu_backend  # noqa: PLC0415
 
     # Before megatron.core is imported by anyone.

@@ -42,13 +42,28 @@ CUDA_DEFAULTS = (
 )
 """Only what is right on every host; which network a host is to use it has to be told (``docs/install.md``)."""
 
+_LEAVES_ROOM = "kernels of several ranks wait for one another on one device, so each has to leave room for the others"
 
-def set_cuda_environment(environment: MutableMapping[str, str]) -> None:
+SHARED_DEVICE_DEFAULTS = (
+    EnvironmentDefault(
+        name="NCCL_MULTI_RANK_GPU_ENABLE", value="1", why="NCCL refuses several ranks on one device without it"
+    ),
+    EnvironmentDefault(name="NCCL_MIN_CTAS", value="1", why=_LEAVES_ROOM),
+    EnvironmentDefault(name="NCCL_MAX_CTAS", value="2", why=_LEAVES_ROOM),
+    EnvironmentDefault(name="NCCL_NVLS_ENABLE", value="0", why="multicast through NVSwitch is between devices"),
+)
+"""What else is set where ranks share devices (:mod:`hetero.distributed.shared_devices`)."""
+
+
+def set_cuda_environment(environment: MutableMapping[str, str], *, shares_devices: bool = False) -> None:
     """Set those of :data:`CUDA_DEFAULTS` that ``environment`` does not have; what a user has set stays.
 
     Without CUDA nobody reads them.
+
+    Args:
+        shares_devices: set those of :data:`SHARED_DEVICE_DEFAULTS` too. NCCL reads them at its first group.
     """
-    for default in CUDA_DEFAULTS:
+    for default in CUDA_DEFAULTS + SHARED_DEVICE_DEFAULTS * shares_devices:
         if default.given(environment) is None:
             environment[default.name] = default.value
 
@@ -68,11 +83,11 @@ def describe_cuda_environment(environment: Mapping[str, str]) -> str:
     """What CUDA, torch and NCCL are told, for the log: the values that this project chose, then those of the user."""
     chosen: list[str] = []
     users: list[str] = []
-    for default in CUDA_DEFAULTS:
+    for default in CUDA_DEFAULTS + SHARED_DEVICE_DEFAULTS:
         name = default.given(environment)
         if name is not None:
             (chosen if environment[name] == default.value else users).append(name)
-    names = {name for default in CUDA_DEFAULTS for name in (default.name, *default.aliases)}
+    names = {name for default in CUDA_DEFAULTS + SHARED_DEVICE_DEFAULTS for name in (default.name, *default.aliases)}
     users += sorted(name for name in environment if name.startswith(("NCCL_", "TORCH_NCCL_")) and name not in names)
     users += [name for name in ("CUDA_MODULE_LOADING", "GLOO_SOCKET_IFNAME") if name in environment]
     parts = ((chosen, "default"), (users, "yours"))

@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     given = dict(os.environ)
     # Before torch is imported by anyone.
-    set_cuda_environment(os.environ)
+    set_cuda_environment(os.environ, shares_devices=args.share_devices)
     # Waiting for a collective of NCCL raises then; its watchdog would end the process that is to tell what is wrong.
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     try:
@@ -44,11 +44,13 @@ def main(argv: Sequence[str]) -> int:
 
 def _diagnosed(args: argparse.Namespace, given: Mapping[str, str]) -> int:
     is_launched = given.get("WORLD_SIZE", "1") != "1"
+    if args.share_devices and not is_launched:
+        raise ConfigError("--share-devices has no effect in one process: launch hetero doctor with torchrun")
     plan = _plan(args, is_launched=is_launched)
     torch, torch_error = torch_facts_or_error()
     facts = host_facts(given, torch, torch_error=torch_error)
     parts = []
-    for part in _diagnoses(facts, plan, args.link_seconds, is_launched=is_launched):
+    for part in _diagnoses(facts, plan, args, is_launched=is_launched):
         parts.append(part)
         _print(part)
     # Of a launch, rank 0 speaks for all.
@@ -57,14 +59,16 @@ def _diagnosed(args: argparse.Namespace, given: Mapping[str, str]) -> int:
     return int(any(part.severity == "problem" for part in parts))
 
 
-def _diagnoses(facts: HostFacts, plan: Plan | None, link_seconds: float, *, is_launched: bool) -> Iterator[Diagnosis]:
+def _diagnoses(
+    facts: HostFacts, plan: Plan | None, args: argparse.Namespace, *, is_launched: bool
+) -> Iterator[Diagnosis]:
     """Of this host, or on rank 0 of a launch those of all hosts; without torch a rank can speak for its host alone."""
     if not is_launched or facts.torch is None:
         yield Diagnosis(hosts=(facts,), findings=check_host(facts))
         return
     from hetero.doctor.launch import look_together
 
-    yield from look_together(facts, plan=plan, link_seconds=link_seconds)
+    yield from look_together(facts, plan=plan, link_seconds=args.link_seconds, shares_devices=args.share_devices)
 
 
 def _plan(args: argparse.Namespace, *, is_launched: bool) -> Plan | None:

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.distributed as dist
 
+from hetero.distributed.environment import local_place
 from hetero.distributed.launch_store import launch_store
+from hetero.distributed.shared_devices import index_of_device
 from hetero.doctor.facts import HostFacts
 from hetero.doctor.findings import Diagnosis
 from hetero.doctor.world import (
@@ -21,7 +23,9 @@ from hetero.doctor.world import (
 from hetero.plan.ir import Plan
 
 
-def look_together(facts: HostFacts, *, plan: Plan | None, link_seconds: float) -> Iterator[Diagnosis]:
+def look_together(
+    facts: HostFacts, *, plan: Plan | None, link_seconds: float, shares_devices: bool
+) -> Iterator[Diagnosis]:
     """Look at all hosts; collective over the launch. Yields on rank 0 alone.
 
     First what the facts of all ranks say, so that it has been told if the network then stands still, then what came of
@@ -34,9 +38,9 @@ def look_together(facts: HostFacts, *, plan: Plan | None, link_seconds: float) -
     ranks = exchanged_facts(store, facts, rank=rank, world_size=world_size)
     hosts = tuple({each.host: each for each in reversed(ranks)}.values())[::-1]
     if rank == 0:
-        yield Diagnosis(hosts=hosts, findings=check_facts(ranks))
+        yield Diagnosis(hosts=hosts, findings=check_facts(ranks, shares_devices=shares_devices))
     trial = Trial(facts.host)
-    device = _device(ranks, rank)
+    device = _device(ranks, rank, shares_devices=shares_devices)
 
     def joins() -> str:
         dist.init_process_group(
@@ -61,9 +65,11 @@ def look_together(facts: HostFacts, *, plan: Plan | None, link_seconds: float) -
         dist.destroy_process_group()
 
 
-def _device(ranks: Sequence[HostFacts], rank: int) -> torch.device:
-    """The device of this rank if all ranks have one, else the processor."""
-    local_ranks = [int(facts.environment.get("LOCAL_RANK", "0")) for facts in ranks]
-    if all(local_rank < len(facts.gpus) for local_rank, facts in zip(local_ranks, ranks, strict=True)):
-        return torch.device("cuda", local_ranks[rank])
-    return torch.device("cpu")
+def _device(ranks: Sequence[HostFacts], rank: int, *, shares_devices: bool) -> torch.device:
+    """Return the device of this rank if all ranks have one, else the processor."""
+    indices = [
+        index_of_device(local_place(facts.environment)[0], len(facts.gpus), shares_devices=shares_devices)
+        for facts in ranks
+    ]
+    index = indices[rank]
+    return torch.device("cpu") if index is None or None in indices else torch.device("cuda", index)

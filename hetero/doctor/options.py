@@ -18,6 +18,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help=f"under torchrun: measure links for so long, 0 for not at all (default: {LINK_SECONDS:g})",
     )
+    parser.add_argument(
+        "--share-devices",
+        action="store_true",
+        help="under torchrun: let more ranks than GPUs of a host share them, in turns (NCCL 2.30 or newer)",
+    )
 
 
 def words_of(args: argparse.Namespace) -> list[str]:
@@ -25,4 +30,5 @@ def words_of(args: argparse.Namespace) -> list[str]:
     return [
         *(["--plan", str(args.plan)] if args.plan is not None else []),
         *("--link-seconds", str(args.link_seconds)),
+        *(["--share-devices"] if args.share_devices else []),
     ]

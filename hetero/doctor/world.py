@@ -36,13 +36,16 @@ def exchanged_facts(store: dist.Store, facts: HostFacts, *, rank: int, world_siz
     return told_by_all(store, HostFacts, world_size=world_size)
 
 
-def check_facts(ranks: Sequence[HostFacts]) -> tuple[Finding, ...]:
-    """What the facts of all ranks say, before any of them has talked to another but through the store."""
+def check_facts(ranks: Sequence[HostFacts], *, shares_devices: bool = False) -> tuple[Finding, ...]:
+    """What the facts of all ranks say, before any of them has talked to another but through the store.
+
+    shares_devices: more ranks than devices of a host are meant to share them.
+    """
     by_host = {facts.host: facts for facts in reversed(ranks)}
     findings: list[Finding] = []
     for facts in reversed(by_host.values()):
         findings += [_of_host(finding, facts.host) for finding in check_host(facts)]
-    return (*merged(findings, num_hosts=len(by_host)), *check_world(ranks))
+    return (*merged(findings, num_hosts=len(by_host)), *check_world(ranks, shares_devices=shares_devices))
 
 
 class Trial:

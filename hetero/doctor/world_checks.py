@@ -1,10 +1,12 @@
 """Checks what the hosts of a launch have to have in common, and whether links of a kind are alike."""
 
+import dataclasses
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
+from hetero.distributed.shared_devices import can_share_devices, install_nccl, sharing_note
 from hetero.doctor.facts import HostFacts
 from hetero.doctor.findings import Finding, MeasuredLink, Severity
 from hetero.text import number_ranges
@@ -104,22 +106,16 @@ def check_shared_variables(ranks: Sequence[HostFacts]) -> Iterator[Finding]:
             )
 
 
-def check_ranks(ranks: Sequence[HostFacts]) -> Iterator[Finding]:
-    """No host starts more ranks than it has devices, and the ranks of a host follow one another."""
+def check_ranks(ranks: Sequence[HostFacts], *, shares_devices: bool) -> Iterator[Finding]:
+    """No host starts more ranks than it has devices, or they may share them; the ranks of a host follow one another."""
     ranks_of: dict[str, list[int]] = {}
     for rank, facts in enumerate(ranks):
         ranks_of.setdefault(facts.host, []).append(rank)
     said = "; ".join(f"{host}: {number_ranges(held)}" for host, held in ranks_of.items())
     for host, held in ranks_of.items():
-        gpus = len(ranks[held[0]].gpus)
-        if 0 < gpus < len(held):
-            yield Finding(
-                severity="problem",
-                subject="ranks",
-                found=f"{len(held)} ranks on {gpus} devices",
-                todo="start one rank per device: torchrun --nproc-per-node",
-                hosts=(host,),
-            )
+        facts = ranks[held[0]]
+        if 0 < len(facts.gpus) < len(held):
+            yield dataclasses.replace(_sharing(facts, len(held), shares_devices=shares_devices), hosts=(host,))
         if held != list(range(held[0], held[0] + len(held))):
             yield Finding(
                 severity="warning",
@@ -130,6 +126,27 @@ def check_ranks(ranks: Sequence[HostFacts]) -> Iterator[Finding]:
             )
     hosts = f"{len(ranks_of)} host{'s' if len(ranks_of) > 1 else ''}"
     yield Finding(severity="ok", subject="ranks", found=f"{len(ranks)} on {hosts} ({said})")
+
+
+def _sharing(facts: HostFacts, num_ranks: int, *, shares_devices: bool) -> Finding:
+    """Judge a host with more ranks than devices."""
+    todo = "start one rank per device: torchrun --nproc-per-node"
+    if not shares_devices:
+        return Finding(
+            severity="problem",
+            subject="ranks",
+            found=f"{num_ranks} ranks on {len(facts.gpus)} devices",
+            todo=f"{todo}; or add --share-devices to try something out",
+        )
+    nccl, cuda = (facts.torch.nccl, facts.torch.cuda) if facts.torch is not None else (None, None)
+    if not can_share_devices(nccl):
+        return Finding(
+            severity="problem",
+            subject="ranks",
+            found=f"{num_ranks} ranks share {len(facts.gpus)} devices, which NCCL {nccl} refuses",
+            todo=f"run: {install_nccl(cuda)}; or {todo}",
+        )
+    return Finding(severity="warning", subject="ranks", found=sharing_note(num_ranks, len(facts.gpus)), todo=todo)
 
 
 def sampled_pairs(hosts: Sequence[str]) -> list[tuple[int, int]]:
@@ -189,6 +206,9 @@ def _range(numbers: Sequence[str]) -> str:
     return least if least == largest else f"{least} to {largest}"
 
 
-def check_world(ranks: Sequence[HostFacts]) -> tuple[Finding, ...]:
-    """What follows from the facts of all ranks together."""
-    return (*check_ranks(ranks), *check_versions(ranks), *check_shared_variables(ranks))
+def check_world(ranks: Sequence[HostFacts], *, shares_devices: bool = False) -> tuple[Finding, ...]:
+    """What follows from the facts of all ranks together.
+
+    shares_devices: more ranks than devices of a host are meant to share them.
+    """
+    return (*check_ranks(ranks, shares_devices=shares_devices), *check_versions(ranks), *check_shared_variables(ranks))

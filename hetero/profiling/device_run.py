@@ -44,6 +44,7 @@ class ProfiledDevice:
     node: the name of its node.
     facts: of its host.
     num_beside: other devices of the launch, which compute while this one is measured.
+    is_shared: several ranks of the launch are on one device.
     """
 
     device: torch.device
@@ -52,6 +53,7 @@ class ProfiledDevice:
     node: str
     facts: HostFacts
     num_beside: int = 0
+    is_shared: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -253,6 +255,7 @@ def _head(args: argparse.Namespace, plan: Plan, on: ProfiledDevice, *, name: str
             notes=(
                 "each layer was timed alone, tensor-parallel ones as one of their ranks, without collectives",
                 _beside(on.num_beside),
+                *(["several ranks shared a device: the times mean nothing"] if on.is_shared else []),
                 "medians; spreads are from the first to the third quartile, as a part of the median",
             ),
             date=date,

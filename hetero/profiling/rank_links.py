@@ -17,6 +17,7 @@ from hetero.errors import ConfigError
 from hetero.profiling.figures import rounded
 from hetero.profiling.measured_links import COLLECTIVES, MeasuredTransfer, Operation, fit_link
 from hetero.serialization import STRICT
+from hetero.text import number_ranges
 from hetero.units import MIB
 
 SIZES_BYTES = (1024, 16 * 1024, 256 * 1024, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
@@ -32,6 +33,7 @@ class RankDevice:
 
     node: its name.
     device: its type; ``hardware`` is what it calls itself.
+    uuid: of its GPU, or part of one (MIG); ``None`` of a processor.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -39,6 +41,30 @@ class RankDevice:
     node: str
     device: str
     hardware: str
+    uuid: str | None = None
+
+
+def ranks_by_gpu(ranks: Sequence[RankDevice]) -> list[list[int]]:
+    """Return the ranks of each GPU, of those that several ranks share."""
+    found: dict[str, list[int]] = {}
+    for rank, each in enumerate(ranks):
+        if each.uuid is not None:
+            found.setdefault(each.uuid, []).append(rank)
+    return [sharing for sharing in found.values() if len(sharing) > 1]
+
+
+def check_shared_devices(ranks: Sequence[RankDevice]) -> None:
+    """Check that no two ranks measure on one GPU.
+
+    Raises:
+        ConfigError: some do.
+    """
+    for sharing in ranks_by_gpu(ranks):
+        on = ranks[sharing[0]]
+        raise ConfigError(
+            f"ranks {number_ranges(sharing)} are on one device of {on.node}, {on.hardware}: start one rank per device, "
+            "or add --share-devices to try a launch out, whose times mean nothing"
+        )
 
 
 def measuring_ranks(ranks: Sequence[RankDevice]) -> dict[str, int]:

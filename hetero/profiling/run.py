@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from hetero.distributed.environment import set_cuda_environment
 from hetero.distributed.process_exit import freeze_objects
+from hetero.distributed.shared_devices import index_of_device
 from hetero.doctor.host_facts import host_facts
 from hetero.errors import ConfigError, HeteroError
 from hetero.launch.launched_by import launch_variables, node_name
@@ -39,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     args.command_line = shlex.join(["hetero", "profile", "run", *words_of_run(args)])
     # Before torch is imported by anyone.
-    set_cuda_environment(os.environ)
+    set_cuda_environment(os.environ, shares_devices=args.share_devices)
     try:
         check_run_options(args)
         launch = launch_variables(os.environ, command="hetero profile run ...")
@@ -128,7 +129,10 @@ def _profiled_device(args: argparse.Namespace, name: str | None, known: DeviceCa
     if args.device == "cuda" and not facts.gpus:
         raise ConfigError("--device cuda: torch sees no GPU here; run `hetero doctor`, or give --device cpu")
     if facts.gpus and args.device != "cpu":
-        index = int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0) % len(facts.gpus)
+        local_rank = int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
+        # Slurm may show each task its own device alone; measure_together notices those that are one device.
+        index = index_of_device(local_rank, len(facts.gpus), shares_devices=True)
+        assert index is not None, "there is a device"
         gpu = facts.gpus[index]
         device, hardware = torch.device("cuda", index), gpu.name
         torch.cuda.set_device(device)

@@ -85,6 +85,12 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=f"on several ranks: measure links for so long, 0 for not at all (default: {LINK_SECONDS:g})",
     )
+    parser.add_argument(
+        "--share-devices",
+        action="store_true",
+        help="on several ranks: let more ranks than GPUs of a host share them, to try a launch out; the times mean "
+        "nothing (NCCL 2.30 or newer)",
+    )
 
 
 def check_run_options(args: argparse.Namespace) -> None:
@@ -126,4 +132,4 @@ def words_of_run(args: argparse.Namespace) -> list[str]:
         words += [flag, *map(str, values)] if values is not None else []
     for flag in ("--hidden-dropout", "--attention-dropout", "--budget-seconds", "--link-seconds"):
         words += [flag, f"{getattr(args, flag[2:].replace('-', '_')):g}"]
-    return words
+    return words + ["--share-devices"] * args.share_devices

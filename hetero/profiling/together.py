@@ -7,13 +7,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from hetero.distributed.launch_store import launch_store, tell, told_by_all
+from hetero.distributed.shared_devices import check_nccl_of_shared_devices, sharing_note
 from hetero.errors import HeteroError, MembershipError
 from hetero.profiling.device_run import ProfiledDevice, keep_busy, measure_device, versions_of
 from hetero.profiling.measured_links import MeasuredLinks, measured_links
-from hetero.profiling.rank_links import RankDevice, measure_transfers, measuring_ranks
+from hetero.profiling.rank_links import (
+    RankDevice,
+    check_shared_devices,
+    measure_transfers,
+    measuring_ranks,
+    ranks_by_gpu,
+)
 from hetero.serialization import save
 from hetero.spec.profile import Provenance
 
@@ -34,15 +42,21 @@ def measure_together(
         On rank 0 the files, as ``profiles`` and ``links``, which may be ``None``; nothing elsewhere.
 
     Raises:
-        ConfigError: as :func:`.measure_device`, on the rank that measures.
+        ConfigError: as :func:`.measure_device`, on the rank that measures; or ranks are on one device, on all ranks.
         MembershipError: another rank did not arrive, or could not measure.
     """
     store, rank, world_size = launch_store("profile")
-    tell(store, RankDevice(node=on.node, device=on.type.name, hardware=on.hardware), rank=rank)
+    tell(store, RankDevice(node=on.node, device=on.type.name, hardware=on.hardware, uuid=_uuid(on.device)), rank=rank)
     ranks = told_by_all(store, RankDevice, world_size=world_size)
+    if not args.share_devices:
+        check_shared_devices(ranks)
+    elif on.device.type == "cuda" and args.link_seconds > 0:
+        check_nccl_of_shared_devices(flag="--share-devices", cuda=torch.version.cuda)
+    if rank == 0 and (sharing := ranks_by_gpu(ranks)):
+        say(f"devices: {sharing_note(sum(map(len, sharing)), len(sharing))}")
     measuring = measuring_ranks(ranks)
     last_measured_by_s = time.monotonic() + args.budget_seconds + SLACK_S
-    on = dataclasses.replace(on, num_beside=world_size - 1)
+    on = dataclasses.replace(on, num_beside=world_size - 1, is_shared=bool(ranks_by_gpu(ranks)))
     if rank in measuring.values():
         outcome = "it ended"
         try:
@@ -76,6 +90,15 @@ def measure_together(
         return None
     profiles = [path for each in measuring.values() for path in store.get(f"profiles/{each}").decode().split("\n")]
     return {"profiles": profiles, "links": str(args.out / LINKS) if args.link_seconds > 0 else None}
+
+
+def _uuid(device: torch.device) -> str | None:
+    """Return what CUDA calls a GPU, different for parts of one (MIG); ``None`` of a processor."""
+    if device.type != "cuda":
+        return None
+    # torch's stubs do not know it.
+    properties: Any = torch.cuda.get_device_properties(device)
+    return str(properties.uuid)
 
 
 def _wait(store: dist.Store, measuring: Mapping[str, int], *, until_s: float) -> None:

@@ -20,6 +20,7 @@ from hetero.distributed.found_devices import check_devices, found_device, short_
 from hetero.distributed.hardware_queues import check_hardware_queues
 from hetero.distributed.rank_consensus import check_same_everywhere, on_all_ranks
 from hetero.distributed.runtime_versions import check_kernels, check_versions
+from hetero.distributed.shared_devices import check_nccl_of_shared_devices, index_of_device, sharing_note
 from hetero.distributed.shutdown import leave_world
 from hetero.doctor.installation import check_installation, untried_note
 from hetero.elastic.records import ASSIGNMENT_VARIABLE, RankAssignment
@@ -173,11 +174,13 @@ def joined(launch: Launch, config: ParallelConfig) -> Iterator[tuple[torch.devic
         failed = True
         try:
             on_all_ranks(check_installation)
-            device = on_all_ranks(lambda: _device(config.backend, launch.local_rank))
+            device = on_all_ranks(lambda: _device(config, launch.local_rank))
             if device.type == "cuda":
                 torch.cuda.set_device(device)
                 if launch.rank == 0:
                     print(f"environment: {launch.cuda_environment}", flush=True)
+                    if note := sharing_note(launch.local_world_size, torch.cuda.device_count()):
+                        print(f"devices: {note}", flush=True)
             by_rank = check_versions(device)
             if launch.rank == 0 and (note := untried_note(by_rank, on_gpu=device.type == "cuda")):
                 print(note, flush=True)
@@ -241,20 +244,25 @@ def _connected(address: StoreAddress, timeout: datetime.timedelta) -> dist.Store
     return store
 
 
-def _device(backend: str, local_rank: int) -> torch.device:
-    if backend == "gloo":
+def _device(config: ParallelConfig, local_rank: int) -> torch.device:
+    if config.backend == "gloo":
         if torch.cuda.is_available():
             raise ConfigError(
                 "--distributed-backend gloo trains on the CPU, but this host shows CUDA devices to megatron-core; "
                 "hide them with CUDA_VISIBLE_DEVICES='' or use nccl"
             )
         return torch.device("cpu")
-    if local_rank >= torch.cuda.device_count():
+    num_devices = torch.cuda.device_count()
+    index = index_of_device(local_rank, num_devices, shares_devices=config.shares_devices)
+    if index is None:
+        shares = ", add --hetero-share-devices to try something out" if num_devices > 0 else ""
         raise ConfigError(
-            f"--distributed-backend nccl: this host has {torch.cuda.device_count()} CUDA devices and more processes; "
-            "start one process per device, or use --distributed-backend gloo for the CPU"
+            f"--distributed-backend nccl: this host has {num_devices} CUDA devices and more processes; start one "
+            f"process per device{shares}, or use --distributed-backend gloo for the CPU"
         )
-    return torch.device("cuda", local_rank)
+    if config.shares_devices:
+        check_nccl_of_shared_devices(flag="--hetero-share-devices", cuda=torch.version.cuda)
+    return torch.device("cuda", index)
 
 
 def agree_on_plan(config: PretrainConfig, model: ModelSpec, device: torch.device, *, given: Plan | None = None) -> Plan:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from hetero.data.tried_versions import BreakingVersions, TriedRun, TriedVersions, VersionTable
-from hetero.distributed import runtime_versions
+from hetero.distributed import runtime_versions, shared_devices
 from hetero.doctor import installation
 from hetero.doctor.installed_files import OLD_FILES
 from hetero.errors import ConfigError, HeteroError, MembershipError
@@ -425,8 +425,11 @@ def test_every_rank_says_that_another_was_lost(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == "hetero: rank 3: rank 1 is gone\n"
 
 
-def join_with_gpus(rank: int, num_gpus: int, backend: str) -> str:
-    """Join on a host that has ``num_gpus`` as far as torch can tell, over gloo whatever is asked for."""
+def join_with_gpus(rank: int, num_gpus: int, backend: str, nccl: str | None) -> str:
+    """Join on a host that has ``num_gpus`` as far as torch can tell, over gloo whatever is asked for.
+
+    nccl: the version that is loaded, if ranks are to share devices.
+    """
     store = dist.distributed_c10d._get_default_store()
     # Who leaves at once breaks the connections that the other is still making.
     dist.barrier()
@@ -438,7 +441,9 @@ def join_with_gpus(rank: int, num_gpus: int, backend: str) -> str:
     launch.check_versions, launch.check_kernels = lambda device: (), lambda device: None
     launch._store = lambda *_: dist.PrefixStore("again", store)
     dist.init_process_group = lambda backend, **kwargs: init_process_group("gloo", **kwargs)
-    parallel = parse_args(command_line(micro_batch_size="1", distributed_backend=backend)).parallel
+    shared_devices.loaded_nccl_version = lambda: nccl
+    flags = ["--hetero-share-devices"] if nccl is not None else []
+    parallel = parse_args([*command_line(micro_batch_size="1", distributed_backend=backend), *flags]).parallel
     try:
         with joined(Launch(rank=rank, world_size=2, local_rank=rank), parallel) as (device, _):
             said = str(device)
@@ -449,30 +454,50 @@ def join_with_gpus(rank: int, num_gpus: int, backend: str) -> str:
     return said
 
 
-GPU_FIX = "start one process per device, or use --distributed-backend gloo for the CPU"
+FOR_THE_CPU = "or use --distributed-backend gloo for the CPU"
 
 
 @pytest.mark.parametrize(
-    ("num_gpus", "backend", "said"),
+    ("num_gpus", "backend", "nccl", "said"),
     [
-        (0, "gloo", ["cpu", "cpu"]),
-        (2, "nccl", ["cuda:0", "cuda:1"]),
+        (0, "gloo", None, ["cpu", "cpu"]),
+        (2, "nccl", None, ["cuda:0", "cuda:1"]),
         (
             1,
             "nccl",
+            None,
             [
-                f"on rank 1: --distributed-backend nccl: this host has 1 CUDA devices and more processes; {GPU_FIX}",
+                "on rank 1: --distributed-backend nccl: this host has 1 CUDA devices and more processes; start one "
+                f"process per device, add --hetero-share-devices to try something out, {FOR_THE_CPU}",
+            ]
+            * 2,
+        ),
+        (1, "nccl", "2.30.7", ["cuda:0", "cuda:0"]),
+        (2, "nccl", "2.30.7", ["cuda:0", "cuda:1"]),
+        (
+            1,
+            "nccl",
+            "2.28.9",
+            [
+                "--hetero-share-devices needs NCCL 2.30 or newer, 2.28.9 is loaded; start one process per device, or "
+                f"run: {shared_devices.install_nccl(torch.version.cuda)}"
             ]
             * 2,
         ),
         (
             0,
             "nccl",
-            [f"--distributed-backend nccl: this host has 0 CUDA devices and more processes; {GPU_FIX}"] * 2,
+            "2.30.7",
+            [
+                "--distributed-backend nccl: this host has 0 CUDA devices and more processes; start one process per "
+                f"device, {FOR_THE_CPU}"
+            ]
+            * 2,
         ),
         (
             2,
             "gloo",
+            None,
             [
                 "--distributed-backend gloo trains on the CPU, but this host shows CUDA devices to megatron-core; "
                 "hide them with CUDA_VISIBLE_DEVICES='' or use nccl"
@@ -480,11 +505,14 @@ GPU_FIX = "start one process per device, or use --distributed-backend gloo for t
             * 2,
         ),
     ],
-    ids=["cpu", "a-gpu-each", "a-gpu-too-few", "no-gpu", "gloo-beside-gpus"],
+    ids=[
+        *("cpu", "a-gpu-each", "a-gpu-too-few", "a-gpu-is-shared", "sharing-is-not-needed", "nccl-is-too-old"),
+        *("no-gpu", "gloo-beside-gpus"),
+    ],
 )
-def test_every_rank_needs_a_device(num_gpus: int, backend: str, said: list[str]) -> None:
+def test_every_rank_needs_a_device(num_gpus: int, backend: str, nccl: str | None, said: list[str]) -> None:
     """Also the rank that has one hears of it: it would wait, and only rank 0 prints."""
-    assert run_ranks(join_with_gpus, 2, num_gpus, backend) == said
+    assert run_ranks(join_with_gpus, 2, num_gpus, backend, nccl) == said
 
 
 # ---- hosts whose installations differ

@@ -16,23 +16,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hetero.distributed.environment import CUDA_DEFAULTS
+from hetero.distributed.environment import CUDA_DEFAULTS, SHARED_DEVICE_DEFAULTS
 from hetero.distributed.nccl_library import loaded_nccl_version
+from hetero.distributed.shared_devices import OLDEST_NCCL, can_share_devices
 from hetero.plan.ir import Plan
 from hetero.spec.devices import DeviceType
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from tests.helpers.ranks import Ended, end_of_ranks, run_ranks
 
-SHARES_A_GPU = (2, 30)
-"""The first NCCL that lets ranks share a device."""
-
 ENVIRONMENT: Mapping[str, str] = {
-    **{each.name: each.value for each in CUDA_DEFAULTS},
-    # Kernels of several ranks wait for one another on one device: each has to leave room for the others.
-    "NCCL_MULTI_RANK_GPU_ENABLE": "1",
-    "NCCL_MIN_CTAS": "1",
-    "NCCL_MAX_CTAS": "2",
-    "NCCL_NVLS_ENABLE": "0",
+    **{each.name: each.value for each in CUDA_DEFAULTS + SHARED_DEVICE_DEFAULTS},
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
 }
 
@@ -50,8 +43,8 @@ def skip_unless_ranks_fit(device: str, world_size: int) -> None:
     if device == "cpu" or world_size <= torch.cuda.device_count():
         return
     version = loaded_nccl_version()
-    if version is None or tuple(map(int, version.split(".")))[:2] < SHARES_A_GPU:
-        wanted = ".".join(map(str, SHARES_A_GPU))
+    if not can_share_devices(version):
+        wanted = ".".join(map(str, OLDEST_NCCL))
         pytest.skip(f"{world_size} ranks on {torch.cuda.device_count()} GPUs need NCCL {wanted}, this is {version}")
 
 

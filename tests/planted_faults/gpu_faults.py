@@ -60,6 +60,22 @@ GPU_FAULTS = (
         replace="",
         hints=("tests/unit/pretrain/test_module_loading.py",),
     ),
+    Fault(
+        name="--hetero-share-devices has no effect",
+        kind="ignored flag",
+        file="megatron/pretrain/launch.py",
+        find="shares_devices=config.shares_devices",
+        replace="shares_devices=False",
+        hints=("tests/e2e/test_pretrain_errors.py",),
+    ),
+    Fault(
+        name="NCCL is not asked whether ranks may share devices",
+        kind="missing check",
+        file="megatron/pretrain/launch.py",
+        find="    if config.shares_devices:\n",
+        replace="    if False:\n",
+        hints=("tests/e2e/test_pretrain_errors.py",),
+    ),
     # Layers and kernels by device.
     Fault(
         name="local layers have megatron-core's attention",

@@ -53,6 +53,11 @@ def _may_share_optimizer(flags: FlagValues) -> bool:
     return bool(flags["--use-distributed-optimizer"]) or derived.has_plan_file(flags)
 
 
+def _has_nccl(flags: FlagValues) -> bool:
+    """Whether ranks have GPUs."""
+    return derived.backend(flags) == "nccl"
+
+
 _OF_PRICES = Relations(
     needs=(
         Condition(_has_prices, "--hetero-emulate, --hetero-cluster and no plan file, or --hetero-stage-times-interval"),
@@ -128,6 +133,7 @@ class ParallelConfig:
     use_distributed_optimizer: as the flags say; false is the plan file's, or none.
     timeout_minutes: longest wait of ranks for one another, for their arrival, and for a save that writes nothing.
     heartbeat_timeout_s: a rank that has been silent for so long is lost.
+    shares_devices: ranks of a host beyond its devices share them.
     """
 
     hetero_plan: Path | None = computed(
@@ -294,6 +300,13 @@ class ParallelConfig:
     backend: Literal["gloo", "nccl"] = computed(
         derived.backend,
         Flag("--distributed-backend", "Who moves tensors; without it nccl if CUDA is there.", one_of("gloo", "nccl")),
+    )
+    shares_devices: bool = flag(
+        "Let more ranks than GPUs of a host share them, in turns, to try a plan out; their times mean nothing. "
+        "Needs NCCL 2.30 or newer.",
+        name="--hetero-share-devices",
+        default=False,
+        relations=Relations(needs=(Condition(_has_nccl, "--distributed-backend nccl"),)),
     )
     timeout_minutes: float = flag(
         "Longest time that ranks wait for one another: for a rank to arrive, in a collective or transfer of any group, "

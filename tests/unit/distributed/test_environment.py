@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from hetero.distributed.environment import CUDA_DEFAULTS, describe_cuda_environment, set_cuda_environment
+from hetero.distributed.environment import (
+    CUDA_DEFAULTS,
+    SHARED_DEVICE_DEFAULTS,
+    describe_cuda_environment,
+    set_cuda_environment,
+)
 from megatron.pretrain.launch import launch_from
 from tests.helpers.mistakes import FLAGS
 
@@ -22,6 +27,17 @@ def test_what_is_not_set_gets_its_default() -> None:
     assert environment == {"HOME": "/"} | {each.name: each.value for each in CUDA_DEFAULTS}
     assert environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
     assert environment["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+
+
+def test_ranks_that_share_devices_have_more_defaults() -> None:
+    environment = {"NCCL_MAX_CTAS": "4", "NCCL_DEBUG": "WARN"}
+    set_cuda_environment(environment, shares_devices=True)
+    wanted = {each.name: each.value for each in CUDA_DEFAULTS + SHARED_DEVICE_DEFAULTS}
+    assert environment == wanted | {"NCCL_MAX_CTAS": "4", "NCCL_DEBUG": "WARN"}
+    assert wanted["NCCL_MULTI_RANK_GPU_ENABLE"] == "1"
+    defaults, yours = describe_cuda_environment(environment).split("; ")
+    assert defaults.endswith("NCCL_MULTI_RANK_GPU_ENABLE=1, NCCL_MIN_CTAS=1, NCCL_NVLS_ENABLE=0")
+    assert yours == "yours: NCCL_MAX_CTAS=4, NCCL_DEBUG=WARN"
 
 
 @pytest.mark.parametrize(

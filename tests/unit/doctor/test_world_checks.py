@@ -76,6 +76,22 @@ def test_a_host_may_have_interfaces_of_its_own() -> None:
 def test_more_ranks_than_devices_are_a_problem() -> None:
     (found,) = faults(launch(host(), dataclasses.replace(SLOW, torch=torch_of(V100, num_gpus=1))))
     assert (found.severity, found.hosts) == ("problem", ("slow",))
+    assert "--share-devices" in found.todo
+
+
+@pytest.mark.parametrize(
+    ("nccl", "severity", "says"),
+    [
+        ("2.30.7", "warning", "2 ranks share 1 device: times of this run mean nothing"),
+        ("2.28.9", "problem", "2 ranks share 1 devices, which NCCL 2.28.9 refuses"),
+    ],
+)
+def test_ranks_may_share_devices_where_nccl_lets_them(nccl: str, severity: str, says: str) -> None:
+    one = dataclasses.replace(SLOW, torch=torch_of(V100, num_gpus=1, nccl=nccl))
+    found = [each for each in check_world(launch(one), shares_devices=True) if each.severity != "ok"]
+    assert [(each.severity, each.hosts) for each in found] == [(severity, ("slow",))]
+    assert found[0].found.startswith(says)
+    assert ("nvidia-nccl-cu12>=2.30" in found[0].todo) == (severity == "problem")
 
 
 def test_ranks_of_a_host_follow_one_another() -> None:

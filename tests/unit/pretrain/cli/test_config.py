@@ -235,6 +235,7 @@ EFFECTS = [
     Effect("--overlap-grad-reduce", "parallel.overlap_grad_reduce", True, context="--no-overlap-grad-reduce"),
     Effect("--ddp-bucket-size 1000", "parallel.bucket_size", 1000),
     Effect("--distributed-backend nccl", "parallel.backend", "nccl"),
+    Effect("--hetero-share-devices", "parallel.shares_devices", True, context="--distributed-backend nccl"),
     Effect("--distributed-timeout-minutes 0.5", "parallel.timeout_minutes", 0.5),
     Effect("--hetero-heartbeat-timeout 60", "parallel.heartbeat_timeout_s", 60.0),
     Effect("--train-iters 50", "run.train_iters", 50),
