@@ -56,8 +56,8 @@ def runtime_versions(device: torch.device) -> RuntimeVersions:
     nccl = "none"
     if device.type == "cuda":
         # A torch that has NCCL built in, as that of ROCm has RCCL, loads none.
-        built_in = ("RCCL " if torch.version.hip else "") + ".".join(map(str, torch.cuda.nccl.version()))
-        nccl = loaded_nccl_version() or built_in
+        built_in = torch.cuda.nccl.version()  # noqa: TID251
+        nccl = loaded_nccl_version() or ("RCCL " if torch.version.hip else "") + ".".join(map(str, built_in))
     packages = versions_of(DISTRIBUTIONS.values())
     installed = combination_of(platform.python_version(), packages | {"torch": torch.__version__})
     assert installed is not None, "both are imported by now"
