@@ -4,6 +4,7 @@
 ``megatron/training``; this distribution adds ``megatron/pretrain``. Tool settings live in ``pyproject.toml``.
 """
 
+import runpy
 from pathlib import Path
 
 from setuptools import find_namespace_packages, setup
@@ -27,7 +28,7 @@ ELASTIC = ["aiohttp>=3.10", "etcd3gw>=2.4", "obstore>=0.6", "requests>=2.31", "u
 
 setup(
     name="megatron-hetero",
-    version="0.3.0.dev0",
+    version=runpy.run_path(str(Path(__file__).with_name("hetero") / "version.py"))["VERSION"],
     description="Train one large language model on GPUs that are not alike",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",

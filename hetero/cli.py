@@ -2,7 +2,6 @@
 
 import argparse
 import importlib
-import importlib.metadata
 import os
 import shlex
 import sys
@@ -12,6 +11,7 @@ from types import MappingProxyType
 from hetero.command_line import Parser, UsageError, leaves
 from hetero.errors import HeteroError, PlanMemoryError
 from hetero.standard_output import add_output_options, directed_output, tell_error
+from hetero.version import VERSION
 
 COMMANDS = {
     "plan": "hetero.commands.plan",
@@ -46,9 +46,7 @@ WITHOUT_JSON: Mapping[str, str] = MappingProxyType(
 def command_parser(names: Iterable[str] = tuple(COMMANDS)) -> Parser:
     """The parser of ``hetero`` with the commands ``names``; each of them has ``--json`` and ``--quiet``."""
     parser = Parser(prog="hetero", description="Plans for training on GPUs that are not alike.")
-    parser.add_argument(
-        "--version", action="version", version=f"hetero {importlib.metadata.version('megatron-hetero')}"
-    )
+    parser.add_argument("--version", action="version", version=f"hetero {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in names:
         getattr(importlib.import_module(COMMANDS[command]), f"add_{command}")(commands)

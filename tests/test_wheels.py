@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from hetero.version import VERSION
 from tests.helpers.commands import command_line
 from tests.helpers.lanes import NEWEST_PYTHON, pinned_versions
 from tests.helpers.megatron_core_wheels import VERSIONS, fetch
@@ -57,6 +58,7 @@ def files_of(wheel: Path) -> set[str]:
 
 def test_our_wheel_has_the_packages_and_their_data(wheel: Path) -> None:
     files = files_of(wheel)
+    assert wheel.name.startswith(f"megatron_hetero-{VERSION}-")
     assert {"megatron/pretrain/training.py", "hetero/cli.py", "hetero/py.typed"} <= files
     assert {name.partition("/")[0] for name in files if ".dist-info/" not in name} == {"hetero", "megatron"}
     sources = {

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import importlib.metadata
 import os
 import platform
 import shutil
@@ -17,8 +16,10 @@ from hetero.commands.elastic_report import add_report
 from hetero.console import console
 from hetero.errors import ConfigError
 from hetero.extras import require
+from hetero.installed_versions import versions_of
 from hetero.report.tables.fitting_table import FittingTable
 from hetero.standard_output import answer
+from hetero.version import VERSION
 
 if TYPE_CHECKING:
     from hetero.elastic.agent_options import AgentOptions
@@ -32,8 +33,8 @@ DEFAULT_ETCD = "http://127.0.0.1:2379"
 DEFAULT_UPLOAD_EVERY = "10m"
 """A choice: what is lost at most if all nodes are lost at once, where an upload takes no longer than that."""
 
-_PACKAGES = ("megatron-hetero", "torch", "megatron-core")
-"""That have to be the same on all nodes."""
+_PACKAGES = ("torch", "megatron-core")
+"""Packages that have to be the same on all nodes, beside this project."""
 
 
 def add_elastic(commands: Any) -> None:
@@ -252,11 +253,10 @@ def job_settings(args: argparse.Namespace) -> Any:
     program, *flags = args.program
     if not Path(program).is_file():
         raise ConfigError(f"{program}: no such program; after -- comes a Python file and its flags")
-    versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
     return JobSettings(
         program=program,
         flags=tuple(flags),
-        versions={"python": platform.python_version(), **versions},
+        versions={"python": platform.python_version(), "megatron-hetero": VERSION, **versions_of(_PACKAGES)},
         object_store=args.object_store,
         upload_every=args.upload_every if args.object_store is not None else "",
     )

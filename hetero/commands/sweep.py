@@ -23,10 +23,11 @@ from hetero.report.sweep_rows import SweepResult, SweepRow, changes
 from hetero.report.tables.sweep import changes_table, headline, reasons, sweep_table
 from hetero.serialization import load
 from hetero.standard_output import answer
-from hetero.sweep.combinations import Combination, read_sweep, version
+from hetero.sweep.combinations import Combination, read_sweep
 from hetero.sweep.folder import SweepFolder
 from hetero.sweep.run import SweepStatus, run_sweep
 from hetero.sweep.sweep_file import SweepSpec
+from hetero.version import VERSION
 
 MODES = ("simulate", "emulate", "scripts", "submit")
 
@@ -77,7 +78,7 @@ def _sweep(args: argparse.Namespace) -> int:
         done = sum(folder.row(each.key) is not None for each in combinations)
         say(f"stopped with {done} of {len(combinations)} planned; the same command goes on from there")
         return INTERRUPTED
-    result = SweepResult(title=spec.title or path.stem, mode=args.mode, version=version(), rows=rows)
+    result = SweepResult(title=spec.title or path.stem, mode=args.mode, version=VERSION, rows=rows)
     _print(args, result, earlier)
     _write(args, result, earlier, folder)
     return 0

@@ -7,7 +7,6 @@ two versions (``ncclInvalidUsage``, "Mismatched NCCL version" in its ``init.cc``
 """
 
 import dataclasses
-import importlib.metadata
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from hetero.distributed.rank_consensus import ConsensusError
 from hetero.errors import ConfigError
 from hetero.installed_versions import DISTRIBUTIONS, InstalledVersions, combination_of, versions_of
 from hetero.text import number_ranges
+from hetero.version import VERSION
 
 MUST_AGREE = {
     "hetero": ("megatron-hetero", "install one version of it on all hosts"),
@@ -63,7 +63,7 @@ def runtime_versions(device: torch.device) -> RuntimeVersions:
     assert installed is not None, "both are imported by now"
     return RuntimeVersions(
         **dataclasses.asdict(installed),
-        hetero=importlib.metadata.version("megatron-hetero"),
+        hetero=VERSION,
         torch_build=build or "no build named",
         nccl=nccl,
     )

@@ -13,17 +13,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hetero.doctor.facts import HostFacts, InfinibandPort, NetworkInterface, TorchFacts
-from hetero.doctor.installed_files import changed_files, old_copies
+from hetero.doctor.installed_files import OWN, changed_files, old_copies
 from hetero.doctor.requirements import unmet_requirements
 from hetero.errors import ConfigError
 from hetero.extras import is_installed
 from hetero.installed_versions import versions_of
 from hetero.serialization import read_text
 from hetero.units import MIB
+from hetero.version import VERSION
 
 PACKAGES = (
     "megatron-core",
-    "megatron-hetero",
     "safetensors",
     "torch",
     "transformer-engine",
@@ -38,7 +38,7 @@ PACKAGES = (
     "nvidia-cudnn-cu12",
     "nvidia-cudnn-cu13",
 )
-"""Distributions whose versions are told, and compared between hosts."""
+"""Distributions whose versions are told, and compared between hosts, beside this project's own."""
 
 MODULES = ("apex", "fused_weight_gradient_mlp_cuda", "flash_attn", "flash_attn_3", "transformer_engine")
 """Modules that megatron-core imports if they are there."""
@@ -77,7 +77,7 @@ def host_facts(
         driver_cuda=_driver_cuda(),
         torch=torch,
         torch_error=torch_error,
-        packages=versions_of(PACKAGES),
+        packages=versions_of(PACKAGES) | {OWN: VERSION},
         modules=tuple(name for name in MODULES if is_installed(name)),
         unmet=unmet_requirements(),
         old_copies=old_copies(environment),

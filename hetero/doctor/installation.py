@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from hetero.data.tried_versions import shipped_versions
-from hetero.doctor.installed_files import OWN, install_this, old_copies
+from hetero.doctor.installed_files import install_this, old_copies
 from hetero.errors import ConfigError
 from hetero.installed_versions import DISTRIBUTIONS, InstalledVersions, installed_version, installed_versions
 from hetero.text import numbered
@@ -16,7 +16,7 @@ def check_installation() -> None:
         ConfigError: pip does not know a package that training needs, or this combination of versions is known to break;
             names the command that helps.
     """
-    needed = (DISTRIBUTIONS["torch"], DISTRIBUTIONS["megatron_core"], OWN)
+    needed = (DISTRIBUTIONS["torch"], DISTRIBUTIONS["megatron_core"])
     if unknown := [name for name in needed if installed_version(name) is None]:
         raise ConfigError(
             f"{', '.join(unknown)}: can be imported, but has no metadata that names its version (a folder on "

@@ -8,8 +8,6 @@ whole step  one of which some node has a copy of every unit of its epoch
 committed   a step whose copies were all whole on two failure domains when the ranks voted
 """
 
-import functools
-import importlib.metadata
 import signal
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -20,6 +18,7 @@ from hetero.checkpoint.manifest import Shard, TensorInfo
 from hetero.checkpoint.state import CheckpointState
 from hetero.plan.ir import Plan
 from hetero.serialization import STRICT
+from hetero.version import VERSION
 
 ASSIGNMENT_VARIABLE = "HETERO_ELASTIC"
 """Environment variable of a rank: names the file of its :class:`RankAssignment`."""
@@ -372,11 +371,6 @@ class NodeReport:
     uploaded: UploadedUnits | None = None
 
 
-@functools.cache
-def _program_version() -> str:
-    return importlib.metadata.version("megatron-hetero")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice:
     """A node is going to leave, or is asked to.
@@ -393,7 +387,7 @@ class Notice:
     node: str
     reason: str
     seconds: float | None = None
-    version: str = field(default_factory=_program_version)
+    version: str = VERSION
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

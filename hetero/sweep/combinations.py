@@ -1,7 +1,6 @@
 """Turns a sweep file into its combinations, checked as far as that goes before anything is planned."""
 
 import hashlib
-import importlib.metadata
 import itertools
 import json
 import shlex
@@ -23,11 +22,10 @@ from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model import ModelSpec
 from hetero.spec.model_import import load_model
 from hetero.sweep.sweep_file import SweepGrid, SweepSettings, SweepSpec
+from hetero.version import VERSION
 
 KEY_CHARACTERS = 16
 """Of a digest in hexadecimal: 64 bits tell any number of combinations apart."""
-
-_DISTRIBUTION = "megatron-hetero"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +53,7 @@ class Combination:
     def key(self) -> str:
         """Digest of all that the outcome depends on: the inputs' contents, not their names, and the version."""
         asked = {
-            "version": version(),
+            "version": VERSION,
             "cluster": to_json(self.cluster),
             "model": to_json(self.model),
             "settings": to_json(self.settings),
@@ -119,11 +117,6 @@ class Combination:
             seed=self.settings.seed,
             fp8=self.settings.fp8,
         )
-
-
-def version() -> str:
-    """The version of the distribution that plans."""
-    return importlib.metadata.version(_DISTRIBUTION)
 
 
 def digest(value: Any) -> str:

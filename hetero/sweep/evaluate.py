@@ -14,7 +14,8 @@ from hetero.planner.replica.feasibility import check_problem
 from hetero.planner.scoring import price_per_hour
 from hetero.report.plan_wording import shape_of
 from hetero.report.sweep_rows import SweepRow
-from hetero.sweep.combinations import Combination, version
+from hetero.sweep.combinations import Combination
+from hetero.version import VERSION
 
 
 def evaluate(combination: Combination) -> tuple[SweepRow, Plan | None]:
@@ -55,7 +56,7 @@ def _asked(combination: Combination) -> SweepRow:
     """The row without an outcome."""
     return SweepRow(
         key=combination.key,
-        version=version(),
+        version=VERSION,
         num_devices=combination.cluster.num_devices,
         **combination.place._asdict(),
     )

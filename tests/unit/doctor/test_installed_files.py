@@ -135,7 +135,7 @@ print(old_copies({}))
 
 
 def test_packages_whose_metadata_was_lost_are_named(site: Path) -> None:
-    install(site, "megatron-hetero", "0.3.0", {})
+    """This project needs none: a checkout runs as it is."""
     install(site, "megatron-core", "0.16.1", CORE)
     install(site, "torch", "2.15.0", {})
     check_installation()

@@ -35,7 +35,7 @@ def test_a_key_is_that_of_the_contents_and_not_of_the_names(tmp_path: Path, monk
     (tmp_path / "other.yaml").write_text(CLUSTER.replace("price_per_hour: 2", "price_per_hour: 3"), encoding="utf-8")
     assert set(keys(tmp_path, SWEEP.replace("four", "other"))).isdisjoint(before)
     assert set(keys(tmp_path, SWEEP.replace("time_limit_s: 2", "time_limit_s: 3"))).isdisjoint(before)
-    monkeypatch.setattr("hetero.sweep.combinations.version", lambda: "another")
+    monkeypatch.setattr("hetero.sweep.combinations.VERSION", "another")
     assert set(keys(tmp_path)).isdisjoint(before)
 
 
