@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from hetero.distributed.cudnn_library import CudnnVersions, loaded_libraries
 from hetero.distributed.kernel_architectures import has_kernels
 from hetero.distributed.nccl_library import loaded_nccl_version
 from hetero.distributed.rank_consensus import ConsensusError
@@ -21,6 +22,12 @@ from hetero.errors import ConfigError
 from hetero.installed_versions import DISTRIBUTIONS, InstalledVersions, combination_of, versions_of
 from hetero.text import number_ranges
 from hetero.version import VERSION
+
+try:
+    from torch._C import _cudnn
+except ImportError:
+    # torch is built without it.
+    _cudnn = None  # type: ignore[assignment]  # as torch/backends/cudnn has it
 
 MUST_AGREE = {
     "hetero": ("megatron-hetero", "install one version of it on all hosts"),
@@ -43,11 +50,13 @@ class RuntimeVersions(InstalledVersions):
 
     torch_build: what follows the version of torch: ``cu126`` of ``2.13.0+cu126``.
     nccl: of the library that torch loaded; ``none`` on the host CPU.
+    cudnn_note: what is wrong with cuDNN there, and what to do; empty if nothing is.
     """
 
     hetero: str
     torch_build: str
     nccl: str
+    cudnn_note: str = ""
 
 
 def runtime_versions(device: torch.device) -> RuntimeVersions:
@@ -66,7 +75,28 @@ def runtime_versions(device: torch.device) -> RuntimeVersions:
         hetero=VERSION,
         torch_build=build or "no build named",
         nccl=nccl,
+        cudnn_note=cudnn_note(cudnn_versions()) if device.type == "cuda" else "",
     )
+
+
+def cudnn_versions() -> CudnnVersions | None:
+    """Return the versions of cuDNN that this process has, ``None`` where torch is built without it.
+
+    ``torch.backends.cudnn.version()`` raises where they do not fit together.
+    """
+    if _cudnn is None or not _cudnn.is_cuda:
+        return None
+    # Asked first: it loads what is not loaded yet.
+    loaded, built = (".".join(map(str, ask())) for ask in (_cudnn.getRuntimeVersion, _cudnn.getCompileVersion))
+    folders = tuple(dict.fromkeys(str(path.parent) for path in loaded_libraries()))
+    return CudnnVersions(loaded=loaded, built=built, folders=folders)
+
+
+def cudnn_note(versions: CudnnVersions | None) -> str:
+    """Return a line on a cuDNN that does not fit this process's torch; empty if it does."""
+    if versions is None or versions.fit or torch.version.cuda is None:
+        return ""
+    return f"cuDNN {versions}: {', '.join(versions.folders)}; {versions.fix(torch.version.cuda)}"
 
 
 def check_kernels(device: torch.device) -> None:
@@ -109,6 +139,15 @@ def check_versions(device: torch.device) -> tuple[RuntimeVersions, ...]:
     if said := difference_of(every):
         raise ConsensusError(said)
     return tuple(every)
+
+
+def cudnn_warnings(by_rank: Sequence[RuntimeVersions]) -> list[str]:
+    """Return a line for each cuDNN of a launch that does not fit its torch, with the ranks that have it."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, each in enumerate(by_rank):
+        if each.cudnn_note:
+            ranks_of.setdefault(each.cudnn_note, []).append(rank)
+    return [f"ranks {number_ranges(ranks)}: {note}" for note, ranks in ranks_of.items()]
 
 
 def difference_of(every: Sequence[RuntimeVersions]) -> str:

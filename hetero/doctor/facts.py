@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from pydantic import ConfigDict
 
+from hetero.distributed.cudnn_library import CudnnVersions
 from hetero.doctor.installed_files import OldCopy
 from hetero.doctor.requirements import UnmetRequirement
 from hetero.installed_versions import InstalledVersions, combination_of
@@ -43,7 +44,7 @@ class TorchFacts:
 
     version: str
     cuda: str | None = None
-    cudnn: str | None = None
+    cudnn: CudnnVersions | None = None
     architectures: tuple[str, ...] = ()
     nccl: str | None = None
     gpus: tuple[GpuFacts, ...] = ()

@@ -182,6 +182,19 @@ def check_nccl(facts: HostFacts) -> Iterator[Finding]:
     )
 
 
+def check_cudnn(facts: HostFacts) -> Iterator[Finding]:
+    """The version that torch's calls reach is one that torch runs on."""
+    torch = facts.torch
+    if torch is None or torch.cuda is None or torch.cudnn is None:
+        return
+    where = ", ".join(torch.cudnn.folders)
+    yield _finding(
+        "cuDNN",
+        f"{torch.cudnn}, from {where}" if where else str(torch.cudnn),
+        problem=None if torch.cudnn.fit else torch.cudnn.fix(torch.cuda),
+    )
+
+
 def check_transformer_engine(facts: HostFacts) -> Iterator[Finding]:
     """TransformerEngine is there where the devices have it, with libraries for torch's CUDA."""
     installed = facts.packages.get(TRANSFORMER_ENGINE)
@@ -364,6 +377,7 @@ HOST_CHECKS: tuple[Callable[[HostFacts], Iterator[Finding]], ...] = (
     check_versions_together,
     check_gpus,
     check_nccl,
+    check_cudnn,
     check_transformer_engine,
     check_extensions,
     check_variables,

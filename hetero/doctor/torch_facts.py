@@ -5,20 +5,22 @@ from typing import Any
 
 import torch
 
+from hetero.distributed.cudnn_library import load_cudnn
 from hetero.distributed.nccl_library import loaded_nccl_version
+from hetero.distributed.runtime_versions import cudnn_versions
 from hetero.doctor.facts import GpuFacts, TorchFacts
 from hetero.errors import ConfigError
 from hetero.serialization import read_text
 
 
 def torch_facts() -> TorchFacts:
-    """What this process's torch tells; it starts CUDA where there is some."""
+    """What this process's torch tells; it starts CUDA where there is some, and loads cuDNN as a training does."""
     has_cuda = torch.version.cuda is not None
-    cudnn = torch.backends.cudnn.version() if has_cuda else None
+    load_cudnn()
     return TorchFacts(
         version=torch.__version__,
         cuda=torch.version.cuda,
-        cudnn=str(cudnn) if cudnn is not None else None,
+        cudnn=cudnn_versions() if has_cuda else None,
         architectures=tuple(torch.cuda.get_arch_list()) if has_cuda else (),
         nccl=loaded_nccl_version() if has_cuda else None,
         gpus=tuple(_gpu(index) for index in range(torch.cuda.device_count())),

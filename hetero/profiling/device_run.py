@@ -270,7 +270,8 @@ def _head(args: argparse.Namespace, plan: Plan, on: ProfiledDevice, *, name: str
 def versions_of(facts: HostFacts) -> dict[str, str]:
     """Of what seconds may depend on."""
     cuda = facts.torch.cuda if facts.torch is not None else None
-    others = {"cuda": cuda, "driver": facts.driver}
+    cudnn = str(facts.torch.cudnn) if facts.torch is not None and facts.torch.cudnn is not None else None
+    others = {"cuda": cuda, "cudnn": cudnn, "driver": facts.driver}
     packages = {name: version for name, version in facts.packages.items() if name != "safetensors"}
     return packages | {name: version for name, version in others.items() if version}
 

@@ -122,10 +122,13 @@ def _profiled_device(args: argparse.Namespace, name: str | None, known: DeviceCa
     """
     import torch
 
+    from hetero.distributed.runtime_versions import cudnn_note
     from hetero.doctor.torch_facts import torch_facts
     from hetero.profiling.device_run import ProfiledDevice
 
     facts = host_facts(dict(os.environ), torch_facts())
+    if facts.torch is not None and (note := cudnn_note(facts.torch.cudnn)):
+        _say(f"warning: {note}")
     if args.device == "cuda" and not facts.gpus:
         raise ConfigError("--device cuda: torch sees no GPU here; run `hetero doctor`, or give --device cpu")
     if facts.gpus and args.device != "cpu":

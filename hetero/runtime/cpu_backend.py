@@ -2,7 +2,8 @@
 
 Everything that is replaced is listed here, with the places in megatron-core 0.16.1 that need it. With CUDA present
 :func:`install` replaces nothing. It has to run before the first import of ``megatron.core``, whose fused functions
-call ``torch.compile`` while they are imported.
+call ``torch.compile`` while they are imported. Nor may TransformerEngine have been imported, before which torch's cuDNN
+is loaded where there is CUDA (:mod:`hetero.distributed.cudnn_library`).
 """
 
 import sys
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
+from hetero.distributed.cudnn_library import load_cudnn
 from hetero.runtime.muted_lines import ALWAYS, WITHOUT_CUDA, mute_lines
 
 _CPU = torch.device("cpu")
@@ -44,6 +46,8 @@ def install() -> None:
     """
     mute_lines(ALWAYS)
     if torch.cuda.is_available():
+        # megatron-core imports TransformerEngine, which loads another cuDNN unless torch's is there.
+        load_cudnn()
         return
     mute_lines(WITHOUT_CUDA)
     for name, stand_in in {**_OF_DEVICES, **_OF_GENERATORS}.items():

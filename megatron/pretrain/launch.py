@@ -19,7 +19,7 @@ from hetero.distributed.failure_detector import FailureDetector, FailureDetector
 from hetero.distributed.found_devices import check_devices, found_device, short_of_memory
 from hetero.distributed.hardware_queues import check_hardware_queues
 from hetero.distributed.rank_consensus import check_same_everywhere, on_all_ranks
-from hetero.distributed.runtime_versions import check_kernels, check_versions
+from hetero.distributed.runtime_versions import check_kernels, check_versions, cudnn_warnings
 from hetero.distributed.shared_devices import check_nccl_of_shared_devices, index_of_device, sharing_note
 from hetero.distributed.shutdown import leave_world
 from hetero.doctor.installation import check_installation, untried_note
@@ -184,6 +184,9 @@ def joined(launch: Launch, config: ParallelConfig) -> Iterator[tuple[torch.devic
             by_rank = check_versions(device)
             if launch.rank == 0 and (note := untried_note(by_rank, on_gpu=device.type == "cuda")):
                 print(note, flush=True)
+            if launch.rank == 0:
+                for note in cudnn_warnings(by_rank):
+                    sys.stderr.write(f"hetero: warning: {note}\n")
             on_all_ranks(lambda: check_kernels(device))
             yield device, detector
             failed = False

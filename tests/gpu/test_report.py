@@ -37,7 +37,7 @@ def test_the_page() -> None:
     for said in (
         "driver 580.95.05, CUDA up to 13.0",
         "1 x NVIDIA A100-SXM4-40GB",
-        f"torch {facts.torch.version}, CUDA 13.0, cuDNN 91002, NCCL 2.29.7",
+        f"torch {facts.torch.version}, CUDA 13.0, cuDNN 9.10.2, NCCL 2.29.7",
         "transformer-engine 2.11.0, flash-attn -",
         "**Tests:** 1 FAILED, 1 passed, 1 skipped",
         r"| gpu/test_single_rank::test_half[a\|b] | FAILED | 0.5 | assert 1 == 2 |",

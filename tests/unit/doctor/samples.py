@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from hetero.distributed.cudnn_library import CudnnVersions
 from hetero.doctor.facts import GpuFacts, HostFacts, NetworkInterface, TorchFacts
 from hetero.units import GIB
 
@@ -19,7 +20,7 @@ def torch_of(gpu: GpuFacts, *, num_gpus: int = 8, **overrides: Any) -> TorchFact
     made = TorchFacts(
         version="2.11.0+cu126" if old else "2.11.0+cu130",
         cuda="12.6" if old else "13.0",
-        cudnn="91002",
+        cudnn=CudnnVersions(loaded="9.10.2", built="9.10.2", folders=("/venv/nvidia/cudnn/lib",)),
         architectures=CU126 if old else CU130,
         nccl="2.29.7",
         gpus=(gpu,) * num_gpus,
