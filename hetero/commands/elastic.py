@@ -34,7 +34,7 @@ DEFAULT_UPLOAD_EVERY = "10m"
 """A choice: what is lost at most if all nodes are lost at once, where an upload takes no longer than that."""
 
 _PACKAGES = ("torch", "megatron-core")
-"""Packages that have to be the same on all nodes, beside this project."""
+"""Packages that have to be the same on all nodes, as this project has to be."""
 
 
 def add_elastic(commands: Any) -> None:

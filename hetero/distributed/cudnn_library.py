@@ -18,12 +18,16 @@ from typing import ClassVar
 
 from pydantic import ConfigDict
 
-from hetero.serialization import STRICT
+from hetero.errors import ConfigError
+from hetero.serialization import STRICT, read_text
+from hetero.units import MIB
 
 PARTS = ("graph", "ops", "cnn", "adv", "engines_runtime_compiled", "engines_precompiled", "heuristic")
 """Parts of cuDNN 9, each after those that it needs."""
 
 _MEMORY_MAP = Path("/proc/self/maps")
+_MAX_MAP_BYTES = 16 * MIB
+"""Linux lets a process have 65,530 mappings, each a line of some 100 to 200 bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +84,10 @@ def load_cudnn() -> None:
 
 
 def loaded_libraries() -> list[Path]:
-    """Return the files of cuDNN that this process has loaded."""
-    found = re.findall(r"(/\S*libcudnn[^/\s]*\.so\S*)$", _MEMORY_MAP.read_text(encoding="utf-8"), re.MULTILINE)
+    """Return the files of cuDNN that this process has loaded; none where the kernel does not say."""
+    try:
+        mapped = read_text(_MEMORY_MAP, limit_bytes=_MAX_MAP_BYTES)
+    except ConfigError:
+        return []
+    found = re.findall(r"(/\S*libcudnn[^/\s]*\.so\S*)$", mapped, re.MULTILINE)
     return [Path(path) for path in dict.fromkeys(found)]

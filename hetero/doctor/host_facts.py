@@ -38,7 +38,7 @@ PACKAGES = (
     "nvidia-cudnn-cu12",
     "nvidia-cudnn-cu13",
 )
-"""Distributions whose versions are told, and compared between hosts, beside this project's own."""
+"""Distributions whose versions are reported and compared between hosts, in addition to this project's own."""
 
 MODULES = ("apex", "fused_weight_gradient_mlp_cuda", "flash_attn", "flash_attn_3", "transformer_engine")
 """Modules that megatron-core imports if they are there."""

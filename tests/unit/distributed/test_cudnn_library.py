@@ -54,6 +54,11 @@ def test_all_parts_are_loaded_in_order_and_the_library_for_all(loads: list[tuple
     ]
 
 
+def test_no_libraries_are_known_where_the_kernel_does_not_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cudnn_library, "_MEMORY_MAP", tmp_path / "maps")
+    assert loaded_libraries() == []
+
+
 @pytest.mark.parametrize("others", ["/usr/lib/libcudnn.so.9", None])
 def test_nothing_is_loaded_without_cudnn_or_too_late(
     others: str | None, loads: list[tuple[str, int]], tmp_path: Path
@@ -88,7 +93,7 @@ def play_cudnn(monkeypatch: pytest.MonkeyPatch, loaded: tuple[int, int, int]) ->
     monkeypatch.setattr(torch.version, "cuda", "13.0")
 
 
-def test_a_cudnn_that_does_not_fit_is_told_and_does_not_end_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cudnn_that_does_not_fit_is_reported_and_does_not_end_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     play_cudnn(monkeypatch, (9, 14, 0))
     monkeypatch.setattr(runtime_versions, "loaded_nccl_version", lambda: "2.30.7")
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))

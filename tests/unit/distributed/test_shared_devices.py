@@ -61,7 +61,7 @@ def test_ranks_of_a_profile_are_on_devices_of_their_own() -> None:
         check_shared_devices(on("GPU-1", "GPU-2", "GPU-1"))
 
 
-def test_a_rank_of_a_profile_tells_which_device_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_of_a_profile_says_which_device_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     assert together._uuid(torch.device("cpu")) is None
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="GPU-1"))
     assert together._uuid(torch.device("cuda", 0)) == "GPU-1"
