@@ -127,8 +127,9 @@ COMMUNICATOR_BYTES = 64 * MIB
 BUCKET_NUMEL = 40_000_000
 """Megatron-LM's least bucket (``max(40000000, 1000000 * dp)``), whatever the number of ranks."""
 
-HETERO_LAYERS = LayerImplementation(attention="flash", overlaps_collectives=True)
-"""TransformerEngine's layers, or megatron-core's own with torch's scaled dot product attention."""
+HETERO_LAYERS = LayerImplementation(attention="flash", overlaps_collectives=True, gradient_sums="fused")
+"""TransformerEngine's layers, or megatron-core's own with torch's scaled dot product attention and its products with an
+fp32 sum (:mod:`hetero.runtime.main_grad`)."""
 
 HETERO = RuntimeModel(
     name="megatron-hetero",

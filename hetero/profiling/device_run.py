@@ -19,7 +19,7 @@ from hetero.profiling.profile_file import ProfileFile, model_name, profile_file_
 from hetero.profiling.profiled_plan import STAGE_OF, ProfiledModel
 from hetero.profiling.repetitions import LEAST
 from hetero.profiling.run_options import TPS
-from hetero.runtime.layer_choice import choose_layers
+from hetero.runtime.layer_choice import LayerChoice, choose_layers
 from hetero.runtime.options import StageOptions
 from hetero.spec.devices import DeviceType
 from hetero.spec.model_import import load_model, precision_of
@@ -221,7 +221,7 @@ def _combinations(args: argparse.Namespace, on: ProfiledDevice, *, date: str) ->
                     "one of them"
                 )
             paths[path] = layers
-            head = _head(args, plan, on, name=name, date=date, local=choice.transformer_engine is None)
+            head = _head(args, plan, on, name=name, date=date, choice=choice)
             several = len(precisions) * len(args.transformer_impl) > 1
             label = f"{precision} {whose}: " if several else ""
             yield _Combination(path=path, head=head, profiled=profiled, options=options, label=label)
@@ -232,7 +232,9 @@ def _beside(num: int) -> str:
     return f"{others} of the launch computed meanwhile" if num else "no other device was made to compute meanwhile"
 
 
-def _head(args: argparse.Namespace, plan: Plan, on: ProfiledDevice, *, name: str, date: str, local: bool) -> Profile:
+def _head(
+    args: argparse.Namespace, plan: Plan, on: ProfiledDevice, *, name: str, date: str, choice: LayerChoice
+) -> Profile:
     """A profile of nothing yet: its one time is to be replaced."""
     return Profile(
         device=on.type.name,
@@ -246,8 +248,9 @@ def _head(args: argparse.Namespace, plan: Plan, on: ProfiledDevice, *, name: str
             attention="flash",
             dropout=max(args.hidden_dropout, args.attention_dropout) > 0,
             overlaps_collectives=True,
+            gradient_sums="fused" if choice.gradient_accumulation else "separate",
         ),
-        layers="local" if local else "transformer_engine",
+        layers="local" if choice.transformer_engine is None else "transformer_engine",
         provenance=Provenance(
             measured_by="hetero profile run",
             source=f"hetero profile run, {date}, on {on.facts.host}",

@@ -140,6 +140,11 @@ class DeviceType:
                     raise ConfigError(f"{where}: its {said} has {each}; state {each}_tflops in data_sheet")
 
     @property
+    def is_host(self) -> bool:
+        """It is the host CPU, whose memory is not the device's own."""
+        return self.memory_gib is None
+
+    @property
     def has_bf16(self) -> bool:
         """It multiplies bf16 natively; of a GPU without CUDA, if its data sheet says so."""
         if self.compute_capability is not None:

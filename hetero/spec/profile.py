@@ -93,12 +93,20 @@ mask and softmax in one kernel (Megatron-LM's, which is for half precision only)
 cuDNN's, torch's scaled dot product attention)."""
 
 
+GradientSums = Literal["separate", "fused_in_blocks", "fused"]
+"""How a microbatch's weight gradients are added to their sums over the step: ``separate``, by a pass over each weight
+after the product that makes its gradient; ``fused_in_blocks``, by the products themselves in blocks but not in the head
+(TransformerEngine's layers); ``fused``, by the products of the head as well. The embedding's gradient is not a product
+and always takes the pass."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerImplementation:
     """How the kernels of a layer are put together, as far as its seconds show it.
 
     dropout: after attention's softmax, where it writes scores, and before the residual sums.
     overlaps_collectives: the collective of an input's gradient runs beside the product of the weights' gradient.
+    gradient_sums: ``None`` where the measurer does not say; then sums are not priced.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -106,6 +114,7 @@ class LayerImplementation:
     attention: AttentionKernel = "unfused"
     dropout: bool = False
     overlaps_collectives: bool = False
+    gradient_sums: GradientSums | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,6 +260,15 @@ def _from_version_1(profile: dict[str, Any]) -> dict[str, Any]:
     return profile
 
 
+def _from_version_2(profile: dict[str, Any]) -> dict[str, Any]:
+    """Version 2 does not say who adds gradients to their sums; what ``hetero profile run`` timed had the passes."""
+    sums = {"local": "separate", "transformer_engine": "fused_in_blocks"}.get(profile.get("layers") or "")
+    implementation = profile.get("implementation", {})
+    if sums is None or not isinstance(implementation, dict):
+        return profile
+    return {**profile, "implementation": {"gradient_sums": sums, **implementation}}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
     """Measured seconds and bytes of one model's layers on one device type.
@@ -274,8 +292,8 @@ class Profile:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    format_version: Literal[2] = 2
-    __format_upgrades__: ClassVar[FormatUpgrades] = {1: _from_version_1}
+    format_version: Literal[3] = 3
+    __format_upgrades__: ClassVar[FormatUpgrades] = {1: _from_version_1, 2: _from_version_2}
 
     device: str
     model: str

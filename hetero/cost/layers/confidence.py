@@ -66,7 +66,7 @@ LAYER_ERRORS: Mapping[Confidence, MeasuredError] = {
     Confidence.MEASURED: MeasuredError(1.0, "contained in that of whole runs, whose layers were measured"),
     Confidence.INTERPOLATED: MeasuredError(1.05, "microbatch sizes left out of the shipped profiles, between others"),
     Confidence.EXTRAPOLATED: MeasuredError(1.06, "the largest microbatch sizes left out of the shipped profiles"),
-    Confidence.ESTIMATED: MeasuredError(1.16, "shipped profiles left out, estimated from other models on the device"),
+    Confidence.ESTIMATED: MeasuredError(1.15, "shipped profiles left out, estimated from other models on the device"),
     Confidence.DATA_SHEET: MeasuredError(1.17, "devices left out, scaled from another one by data sheets"),
 }
 """Of forward and backward of a model's layers, by what they rest on, beside the error of whole runs."""

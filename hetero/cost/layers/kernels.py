@@ -116,10 +116,14 @@ class Kernels:
     Args:
         sheet: the peak figures; ``device`` may lack them (the host CPU).
         arithmetic: of the products: fp64, fp32, tf32, bf16 or fp16.
+
+    Attributes:
+        is_host: the device is the host itself, which launches nothing.
     """
 
     def __init__(self, device: DeviceType, sheet: DataSheet, *, arithmetic: str) -> None:
         rates = achieved_rates(device)
+        self.is_host = device.is_host
         peak = sheet.flops_per_s(arithmetic)
         # Where TF32 falls back to fp32 there is no tensor core for it.
         on_tensor_cores = arithmetic in TENSOR_ARITHMETICS and peak > sheet.flops_per_s("fp32")
@@ -134,13 +138,26 @@ class Kernels:
         is_hopper = device.compute_capability is not None and device.compute_capability[0] == HOPPER
         self._across = TF32_ACROSS if is_hopper and arithmetic == "tf32" else 1.0
 
-    def product_s(self, m: int, n: int, k: int, *, element_bytes: int, batch: float = 1, across: bool = False) -> float:
+    def product_s(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        element_bytes: int,
+        batch: float = 1,
+        across: bool = False,
+        result_bytes: float | None = None,
+    ) -> float:
         """Seconds of ``batch`` products of m x k and k x n matrices.
 
-        across: not rows by rows, as x W^T of a linear layer is and none of the products of its backward.
+        Args:
+            across: not rows by rows, as x W^T of a linear layer is and none of the products of its backward.
+            result_bytes: that the product moves per element of its result; ``element_bytes`` where it only writes it.
         """
         products_per_s = self._products_per_s * (self._across if across else 1.0)
-        moved_s = self.moved_s(batch * (m * k + k * n + m * n) * element_bytes)
+        written = element_bytes if result_bytes is None else result_bytes
+        moved_s = self.moved_s(batch * ((m * k + k * n) * element_bytes + m * n * written))
         if not self._on_tensor_cores:
             return max(moved_s, 2 * batch * m * n * k / products_per_s)
         if self._multiprocessors is None:

@@ -12,6 +12,10 @@ b samples of s tokens with e bytes per element, hidden size h, q and kv channels
                     Megatron-LM's in fp32, one by one        6 (+ p)         backward  9 (+ p)
                     unfused, as in the shipped profiles      6 (+ p)         backward  18 (+ p)
     flash       2 s^2 b q / t operations with a causal mask, 2.5 times as many in a backward
+    sums        a microbatch's weight gradients are added to a sum of E = max(e, 4) bytes per element. Where the product
+                adds (``LayerImplementation.gradient_sums``), it moves 2 E bytes per weight in place of e; else a pass of
+                its own moves e + 2 E. The embedding's gradient has the size of its weight, v h / t, whatever the number
+                of tokens: a backward sets e bytes per element to zero, and the pass always follows
     rows        e T h / t' bytes for each read and write by two norms (2 each), two residual sums (3 each, and a mask);
                 e T (g + 1) f / t by the activation, e T (q + 2 kv) / t to arrange the heads; in a backward 3, 2 and
                 the mask, (2 g + 1) f
@@ -24,13 +28,14 @@ lies between what is left of the backwards of GPT-Neo on A100 (15) and of OPT-35
 taken off.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from hetero.cost.layers.kernels import Kernels
 from hetero.spec.link import GroupLink
-from hetero.spec.profile import LayerImplementation, LayerShape, ModuleKind
+from hetero.spec.profile import HALVES, GradientSums, LayerImplementation, LayerShape, ModuleKind
 from hetero.units import US_PER_S
 
 ComputePass = Literal["forward", "backward"]
@@ -42,6 +47,9 @@ FUSED_SOFTMAX_MOVES: dict[ComputePass, int] = {"forward": 2, "backward": 3}
 
 FLASH_BACKWARD = 2.5
 """Operations of the backward of attention without scores over those of its forward: the scores are computed again."""
+
+SUM_BYTES = 4
+"""The sum of a weight's gradients over microbatches has fp32 at least."""
 
 LOSS_MOVES: dict[ComputePass, int] = {"forward": 8, "backward": 3}
 """Times that the loss moves its logits in fp32, as above; in a backward: read, written, and cast."""
@@ -72,12 +80,33 @@ class LayerConfig:
     def num_tokens(self) -> int:
         return self.micro_batch_size * self.seq_length
 
+    def with_gradient_sums(self, sums: GradientSums | None) -> "LayerConfig":
+        """The same layer whose weight gradients are added up so."""
+        return dataclasses.replace(self, implementation=dataclasses.replace(self.implementation, gradient_sums=sums))
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes per element of the sum of a weight's gradients."""
+        return max(self.element_bytes, SUM_BYTES)
+
+    @property
+    def fuses_sums(self) -> bool:
+        """The products that make the gradients of this layer's weights add them to their sums."""
+        fused = self.implementation.gradient_sums
+        return fused == "fused" or (fused == "fused_in_blocks" and self.kind in ("block", *HALVES))
+
+    @property
+    def adds_sums(self) -> bool:
+        """A pass of its own adds the gradients of this layer's weights to their sums."""
+        return self.implementation.gradient_sums is not None and (self.kind == "embedding" or not self.fuses_sums)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelSeconds:
     """Seconds of one pass of a layer by what its kernels do.
 
     linear_s: products with weights, ``weight_gradients_s`` of them for the weights' gradients.
+    gradient_sums_s: of passes that add the weights' gradients to their sums, where the products do not.
     attention_s: from queries and keys to the context, which selective recomputation repeats.
     rows_s: everything else that moves rows through memory, the loss among it.
     collectives_s: of tensor parallelism, as far as nothing hides them.
@@ -85,6 +114,7 @@ class KernelSeconds:
 
     linear_s: float = 0.0
     weight_gradients_s: float = 0.0
+    gradient_sums_s: float = 0.0
     attention_s: float = 0.0
     rows_s: float = 0.0
     collectives_s: float = 0.0
@@ -93,6 +123,7 @@ class KernelSeconds:
         return KernelSeconds(
             linear_s=self.linear_s + other.linear_s,
             weight_gradients_s=self.weight_gradients_s + other.weight_gradients_s,
+            gradient_sums_s=self.gradient_sums_s + other.gradient_sums_s,
             attention_s=self.attention_s + other.attention_s,
             rows_s=self.rows_s + other.rows_s,
             collectives_s=self.collectives_s + other.collectives_s,
@@ -109,11 +140,30 @@ def kernel_seconds(kernels: Kernels, layer: LayerConfig, compute_pass: ComputePa
         case "block":
             return _attention(kernels, layer, compute_pass) + _mlp(kernels, layer, compute_pass)
         case "embedding":
-            moved = 2 * layer.element_bytes * layer.num_tokens * layer.shape.hidden
-            collectives_s = _all_reduce_s(layer) if compute_pass == "forward" else 0.0
-            return KernelSeconds(rows_s=kernels.moved_s(moved), collectives_s=collectives_s)
+            return _embedding(kernels, layer, compute_pass)
         case "head":
             return _head(kernels, layer, compute_pass)
+
+
+def _embedding(kernels: Kernels, layer: LayerConfig, compute_pass: ComputePass) -> KernelSeconds:
+    moved = 2 * layer.element_bytes * layer.num_tokens * layer.shape.hidden
+    if compute_pass == "forward":
+        return KernelSeconds(rows_s=kernels.moved_s(moved), collectives_s=_all_reduce_s(layer))
+    weight = layer.shape.vocabulary // layer.tp * layer.shape.hidden
+    if layer.adds_sums:
+        moved += layer.element_bytes * weight
+    return KernelSeconds(rows_s=kernels.moved_s(moved), gradient_sums_s=_sums_s(kernels, layer, weight))
+
+
+def _sums_s(kernels: Kernels, layer: LayerConfig, weights: int) -> float:
+    """Seconds of the passes that add the gradients of so many weights to their sums; 0 where the products add."""
+    return kernels.moved_s((layer.element_bytes + 2 * layer.sum_bytes) * weights) if layer.adds_sums else 0.0
+
+
+def _weight_gradient_s(kernels: Kernels, layer: LayerConfig, *, n: int, k: int, tokens: int, copies: int = 1) -> float:
+    """Seconds of the product that makes the gradient of a weight of n x k, or of ``copies`` such, of experts."""
+    written = 2 * layer.sum_bytes * copies if layer.fuses_sums else None
+    return kernels.product_s(n, k, tokens, element_bytes=layer.element_bytes, across=True, result_bytes=written)
 
 
 def _attention(kernels: Kernels, layer: LayerConfig, compute_pass: ComputePass) -> KernelSeconds:
@@ -133,7 +183,8 @@ def _mlp(kernels: Kernels, layer: LayerConfig, compute_pass: ComputePass) -> Ker
     products = [(tokens, up * shape.ffn // tp, shape.hidden), (tokens, shape.hidden, shape.ffn // tp)]
     rows = {"forward": up + 1, "backward": 2 * up + 1}[compute_pass]
     moved = layer.element_bytes * tokens * rows * shape.ffn / tp
-    return _half(kernels, layer, compute_pass, products=products, moved=moved)
+    copies = shape.num_experts or 1
+    return _half(kernels, layer, compute_pass, products=products, moved=moved, copies=copies)
 
 
 def _half(
@@ -143,20 +194,26 @@ def _half(
     *,
     products: Sequence[tuple[int, int, int]],
     moved: float,
+    copies: int = 1,
 ) -> KernelSeconds:
-    """Products with weights, norm, residual sum and collective of attention or MLP; ``moved`` bytes between them."""
+    """Products with weights, norm, residual sum and collective of attention or MLP; ``moved`` bytes between them.
+
+    copies: of each weight, one per expert.
+    """
     element = layer.element_bytes
     rows = element * layer.num_tokens * layer.shape.hidden / (layer.tp if layer.sequence_parallel else 1)
     mask = 1 / element if layer.implementation.dropout else 0.0
     passes = {"forward": 2 + 3 + mask, "backward": 3 + 2 + mask}[compute_pass]
     inputs_s = sum(kernels.product_s(m, n, k, element_bytes=element) for m, n, k in products)
-    weights_s = 0.0
+    weights_s = sums_s = 0.0
     if compute_pass == "backward":
         inputs_s = sum(kernels.product_s(m, k, n, element_bytes=element, across=True) for m, n, k in products)
-        weights_s = sum(kernels.product_s(n, k, m, element_bytes=element, across=True) for m, n, k in products)
+        weights_s = sum(_weight_gradient_s(kernels, layer, n=n, k=k, tokens=m, copies=copies) for m, n, k in products)
+        sums_s = _sums_s(kernels, layer, copies * sum(n * k for _, n, k in products))
     return KernelSeconds(
         linear_s=inputs_s + weights_s,
         weight_gradients_s=weights_s,
+        gradient_sums_s=sums_s,
         rows_s=kernels.moved_s(passes * rows + moved),
         collectives_s=_exposed_s(layer, compute_pass, beside_s=weights_s),
     )
@@ -185,16 +242,18 @@ def _head(kernels: Kernels, layer: LayerConfig, compute_pass: ComputePass) -> Ke
     shape, tokens, element = layer.shape, layer.num_tokens, layer.element_bytes
     rows = shape.vocabulary // layer.tp
     linear_s = kernels.product_s(tokens, rows, shape.hidden, element_bytes=element)
-    weights_s = 0.0
+    weights_s = sums_s = 0.0
     if compute_pass == "backward":
         linear_s = kernels.product_s(tokens, shape.hidden, rows, element_bytes=element, across=True)
-        weights_s = kernels.product_s(rows, shape.hidden, tokens, element_bytes=element, across=True)
+        weights_s = _weight_gradient_s(kernels, layer, n=rows, k=shape.hidden, tokens=tokens)
+        sums_s = _sums_s(kernels, layer, rows * shape.hidden)
     cast = (element + 4) * (element < 4)
     loss_bytes = tokens * rows * (4 * LOSS_MOVES[compute_pass] + cast)
     norm_bytes = 2 * element * tokens * shape.hidden
     return KernelSeconds(
         linear_s=linear_s + weights_s,
         weight_gradients_s=weights_s,
+        gradient_sums_s=sums_s,
         rows_s=kernels.moved_s(loss_bytes + norm_bytes),
     )
 

@@ -183,15 +183,26 @@ class LayerTimes:
             else weights_s
         )
 
-    def _layer(self, kind: ModuleKind, on: LayerPlacement) -> LayerConfig:
-        profile = self.profile_of(on.device)
+    def _implementation_on(self, device: str) -> LayerImplementation:
+        """How layers on ``device`` are put together: as the runtime does it, else as profiled.
+
+        The host CPU adds weight gradients as its profile says: which of its products can, the runtime finds out there.
+        """
+        profile = self.profile_of(device)
         profiled = profile.implementation if profile is not None else LayerImplementation()
+        if self._implementation is None:
+            return profiled
+        if self._references.profiles.device_types.of(device).is_host:
+            return dataclasses.replace(self._implementation, gradient_sums=profiled.gradient_sums)
+        return self._implementation
+
+    def _layer(self, kind: ModuleKind, on: LayerPlacement) -> LayerConfig:
         return LayerConfig(
             kind=kind,
             shape=self._shape,
             seq_length=self._seq_length,
             element_bytes=BYTES_OF_PRECISION[self._precision],
-            implementation=self._implementation or profiled,
+            implementation=self._implementation_on(on.device),
             tp=on.tp,
             micro_batch_size=on.micro_batch_size,
             sequence_parallel=on.sequence_parallel and on.tp > 1,
@@ -214,6 +225,9 @@ class LayerTimes:
             # Nobody can tell collectives from the rest of a time that says nothing of them.
             here = dataclasses.replace(here, all_reduce=())
         alone = measured_config(profile, kind, tp=on.tp, micro_batch_size=on.micro_batch_size)
+        if alone.implementation.gradient_sums is None:
+            # It does not say what of its times are sums of gradients: as much as here, then.
+            alone = alone.with_gradient_sums(here.implementation.gradient_sums)
         ratios: list[float] = [1.0, 1.0]
         if _differs(alone, here):
             throughputs = [self._references.throughput(on.device, kind, each)[0] for each in PASSES]
@@ -225,15 +239,24 @@ class LayerTimes:
             ratios=(ratios[0] * profile.in_a_step, ratios[1] * profile.in_a_step),
             more_host_s=more_host_s(here) - more_host_s(alone),
         )
-        if cost is None or ratios == [1.0, 1.0]:
+        if cost is None:
+            return None
+        if cost.backward_s == 0 and here.adds_sums and profile.implementation.gradient_sums is None:
+            # The published profiles have no backward of the embedding.
+            throughput, confidence = self._references.throughput(on.device, kind, "backward")
+            return LayerCost(cost.forward_s, throughput.seconds(here), max(cost.confidence, confidence))
+        if ratios == [1.0, 1.0]:
             return cost
         return dataclasses.replace(cost, confidence=max(cost.confidence, Confidence.ESTIMATED))
 
     def _profile_of_these_layers(self, device: str) -> Profile | None:
         """The profile of these blocks, if they were put together as those that run: then proportions are the same."""
         profile = self.profile_of(device)
-        same = profile is not None and self._implementation in (None, profile.implementation)
-        return profile if same else None
+        if profile is None or self._implementation is None:
+            return profile
+        # Of proportions little depends on who adds the gradients.
+        here = dataclasses.replace(self._implementation, gradient_sums=profile.implementation.gradient_sums)
+        return profile if here == profile.implementation else None
 
     def _half(self, half: Half, on: LayerPlacement) -> LayerCost:
         """The share of a block's seconds that half of it takes, as measured, else by its kernels."""
@@ -350,6 +373,8 @@ def _halves(profile: Profile, on: LayerPlacement) -> dict[Half, LayerCost] | Non
 
 def _differs(alone: LayerConfig, here: LayerConfig) -> bool:
     """Whether a layer runs otherwise than it was measured."""
+    if alone.implementation.gradient_sums != here.implementation.gradient_sums:
+        return True
     if alone.implementation != here.implementation and alone.kind in ("block", "attention"):
         same_attention = alone.implementation.attention == here.implementation.attention
         same_dropout = alone.implementation.dropout == here.implementation.dropout

@@ -14,7 +14,8 @@ ones:
 where x is the single multiple of the first three that fits best. Collectives lean towards 1.
 
 **Launches.** Small layers take as long as the host needs to launch their kernels. In a profile that is the least time
-of a series that does not grow with the microbatch. Without tensor parallelism a layer takes the larger of both. The
+of a series that does not grow with the microbatch; where no profile of the device shows it, it is counted
+(:mod:`.launches`). Without tensor parallelism a layer takes the larger of both. The
 ranks of a tensor-parallel group wait for one another's hosts in every collective; there the two add up like
 
     sqrt(device^2 + host^2)
@@ -32,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.cost.layers.kernels import Kernels
+from hetero.cost.layers.launches import counted_launches_s
 from hetero.cost.layers.layer_kernels import ComputePass, KernelSeconds, LayerConfig, kernel_seconds
 from hetero.spec.devices import DataSheet
 from hetero.spec.profile import AttentionKernel, LayerKind, LayerTime, ModuleKind, Profile
@@ -39,9 +41,6 @@ from hetero.units import BYTES_OF_PRECISION
 
 LEANING = 0.01
 """Weight of the leaning against the measurements. A heuristic; errors hardly change between 0.001 and 0.1."""
-
-HOST_S = 1e-3
-"""Seconds to launch one pass of a block where no profile shows it: a heuristic, about what those of A100 show."""
 
 MOST_HOST_S = 3e-3
 """No host takes longer: times that do not grow with the microbatch above it are something else, as collectives over a
@@ -75,7 +74,9 @@ class Throughput:
 
     linear, attention, rows, collectives: multiples of the kernels' seconds.
     measured_attention: the attention that its multiple was fitted to. Another one takes the products' multiple.
-    host_s: seconds of the launches of one block; the ends of a model have none to speak of.
+    host_s: seconds of the launches of one block as measured on the device, where the ends of a model have none to speak
+        of; ``None`` counts the launches of each layer.
+    most_host_s: no layer's launches take longer, since a block was measured that took no more.
     """
 
     kernels: Kernels
@@ -85,15 +86,16 @@ class Throughput:
     rows: float = 1.0
     collectives: float = 1.0
     measured_attention: AttentionKernel | None = None
-    host_s: float = 0.0
+    host_s: float | None = None
+    most_host_s: float = math.inf
 
     def seconds(self, layer: LayerConfig) -> float:
         """Estimated seconds of ``layer`` in a running step."""
         device_s = self.device_s(layer)
-        if layer.kind != "block":
+        if layer.kind != "block" and self.host_s is not None:
             return device_s
-        more_s = more_host_s(layer) if self.compute_pass == "forward" else 0.0
-        return in_a_step_s(device_s, self.host_s + more_s, tp=layer.tp)
+        more_s = more_host_s(layer) if layer.kind == "block" and self.compute_pass == "forward" else 0.0
+        return in_a_step_s(device_s, self._launches_s(layer) + more_s, tp=layer.tp)
 
     def device_s(self, layer: LayerConfig) -> float:
         """Seconds of the kernels of ``layer``, or of half of one. Those of the halves add up to those of the block."""
@@ -101,7 +103,7 @@ class Throughput:
         return (
             self.linear * parts.linear_s
             + self._attention_multiple(layer) * parts.attention_s
-            + self.rows * parts.rows_s
+            + self.rows * (parts.rows_s + parts.gradient_sums_s)
             + self.collectives * parts.collectives_s
         )
 
@@ -114,8 +116,18 @@ class Throughput:
         return self.linear * self._parts(layer).linear_s
 
     def weight_gradients_s(self, layer: LayerConfig) -> float:
-        """Seconds, in a backward, of the products of input and output's gradient; 0 in a forward."""
-        return self.linear * self._parts(layer).weight_gradients_s
+        """Seconds, in a backward, of the products of input and output's gradient and of adding them to their sums; 0 in
+        a forward."""
+        parts = self._parts(layer)
+        return self.linear * parts.weight_gradients_s + self.rows * parts.gradient_sums_s
+
+    def _launches_s(self, layer: LayerConfig) -> float:
+        """Seconds of the host for one pass of ``layer``."""
+        if self.host_s is not None:
+            return self.host_s
+        if self.kernels.is_host:
+            return 0.0
+        return min(self.most_host_s, counted_launches_s(layer, self.compute_pass))
 
     def _attention_multiple(self, layer: LayerConfig) -> float:
         return self.attention if layer.implementation.attention == self.measured_attention else self.linear
@@ -150,7 +162,7 @@ def fit(
     Returns:
         ``None`` if no profile has a time of this kind and pass.
     """
-    host_s = _host_s(profiles, compute_pass) if kind == "block" else 0.0
+    host_s, least_s = _launches_of(profiles, compute_pass)
     rows: list[list[float]] = []
     measured: list[float] = []
     for profile in profiles:
@@ -163,7 +175,8 @@ def fit(
                 measured.append(seconds * profile.in_a_step)
     if not rows:
         return None
-    device_bound = [seconds > LAUNCH_BOUND * host_s for seconds in measured]
+    bound_s = LAUNCH_BOUND * (host_s or 0.0) if kind == "block" else 0.0
+    device_bound = [seconds > bound_s for seconds in measured]
     chosen = device_bound if any(device_bound) else [True] * len(rows)
     fitted = _fit_near_one(np.array(rows)[chosen], np.array(measured)[chosen])
     return Throughput(
@@ -175,20 +188,21 @@ def fit(
         collectives=float(fitted[3]),
         measured_attention=profiles[0].implementation.attention,
         host_s=host_s,
+        most_host_s=least_s,
     )
 
 
 def nominal(kernels: Kernels, compute_pass: ComputePass, profiles: Sequence[Profile]) -> Throughput:
     """What the kernels take as published, with the launches that ``profiles`` of the device show."""
-    host_s = _host_s(profiles, compute_pass) if profiles else HOST_S
-    return Throughput(kernels=kernels, compute_pass=compute_pass, host_s=host_s)
+    host_s, least_s = _launches_of(profiles, compute_pass)
+    return Throughput(kernels=kernels, compute_pass=compute_pass, host_s=host_s, most_host_s=least_s)
 
 
-def _host_s(profiles: Sequence[Profile], compute_pass: ComputePass) -> float:
-    """The least launches of a block on several ranks that a series shows, else on one; else :data:`HOST_S`, or the
-    least time if that is less."""
+def _launches_of(profiles: Sequence[Profile], compute_pass: ComputePass) -> tuple[float | None, float]:
+    """The least seconds of launches of a block on several ranks that a series shows, else on one, ``None`` where none
+    does; and the least seconds that a block took."""
     shown: dict[bool, list[float]] = {True: [], False: []}
-    least_s = HOST_S
+    least_s = math.inf
     for profile in profiles:
         for tp in profile.tps("block"):
             series = profile.times_of("block", tp=tp)
@@ -196,7 +210,7 @@ def _host_s(profiles: Sequence[Profile], compute_pass: ComputePass) -> float:
             least_s = min(least_s, *seconds)
             launches = launches_s([time.micro_batch_size for time in series], seconds)
             shown[tp > 1] += [launches] * (0 < launches < MOST_HOST_S)
-    return min(shown[True] or shown[False], default=least_s)
+    return min(shown[True] or shown[False], default=None), least_s
 
 
 def _seconds(time: LayerTime, compute_pass: ComputePass) -> float:
@@ -220,7 +234,7 @@ def measured_config(profile: Profile, kind: ModuleKind, *, tp: int, micro_batch_
 def _features(profile: Profile, time: LayerTime, kernels: Kernels, compute_pass: ComputePass) -> list[float]:
     layer = measured_config(profile, time.kind, tp=time.tp, micro_batch_size=time.micro_batch_size)
     parts = kernel_seconds(kernels, layer, compute_pass)
-    return [parts.linear_s, parts.attention_s, parts.rows_s, parts.collectives_s]
+    return [parts.linear_s, parts.attention_s, parts.rows_s + parts.gradient_sums_s, parts.collectives_s]
 
 
 def _fit_near_one(features: NDArray[np.float64], measured: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ from hetero.cost.layers.layer_kernels import (
 )
 from hetero.spec.devices import DataSheet, DeviceType
 from hetero.spec.link import GroupLink, Link
-from hetero.spec.profile import AttentionKernel, LayerImplementation, LayerShape, ModuleKind
+from hetero.spec.profile import AttentionKernel, GradientSums, LayerImplementation, LayerShape, ModuleKind
 from tests.helpers.models import gpt2_model, llama_model, moe_model
 
 SHEET = DataSheet(memory_gb_per_s=1000, fp32_tflops=10, fp16_tflops=100, multiprocessors=10, source="a test")
@@ -39,7 +39,7 @@ FLASH = LayerImplementation(attention="flash")
 
 
 def total_s(found: KernelSeconds) -> float:
-    return found.linear_s + found.attention_s + found.rows_s + found.collectives_s
+    return found.linear_s + found.gradient_sums_s + found.attention_s + found.rows_s + found.collectives_s
 
 
 def layer(kind: ModuleKind, implementation: LayerImplementation = FLASH, **changes: Any) -> LayerConfig:
@@ -66,10 +66,11 @@ def seconds(config: LayerConfig, compute_pass: ComputePass) -> KernelSeconds:
 
 
 IMPLEMENTATIONS = [
-    LayerImplementation(attention=attention, dropout=dropout, overlaps_collectives=overlaps)
+    LayerImplementation(attention=attention, dropout=dropout, overlaps_collectives=overlaps, gradient_sums=sums)
     for attention in get_args(AttentionKernel)
     for dropout in (False, True)
     for overlaps in (False, True)
+    for sums in (None, "separate")
 ]
 
 
@@ -281,3 +282,72 @@ class TestCollectives:
         whole_s = self.of("backward", 0.01)
         beside_s = seconds(layer("mlp", tp=4), "backward").weight_gradients_s
         assert self.of("backward", 0.01, overlaps=True) == pytest.approx(whole_s - (1 - CONTENTION) * beside_s)
+
+
+class TestGradientSums:
+    """Weights of GPT's layer in fp16: 12 H^2 in a block, H V in the embedding and in the head; sums are fp32."""
+
+    BLOCK = 12 * H**2
+
+    def backward(self, kind: ModuleKind, sums: GradientSums | None, **changes: Any) -> KernelSeconds:
+        return seconds(layer(kind, dataclasses.replace(FLASH, gradient_sums=sums), **changes), "backward")
+
+    @pytest.mark.parametrize(("element_bytes", "moved"), [(2, 2 + 4 + 4), (4, 4 + 4 + 4)])
+    @pytest.mark.parametrize(
+        ("kind", "weights"), [("block", BLOCK), ("attention", 4 * H**2), ("mlp", 8 * H**2), ("head", H * V)]
+    )
+    def test_a_pass_of_its_own_reads_the_gradient_and_reads_and_writes_the_sum(
+        self, kind: ModuleKind, weights: int, element_bytes: int, moved: int
+    ) -> None:
+        without, separate = (self.backward(kind, sums, element_bytes=element_bytes) for sums in (None, "separate"))
+        assert without.gradient_sums_s == 0.0
+        assert separate.gradient_sums_s == pytest.approx(moved * weights / BYTES_PER_S)
+        assert dataclasses.replace(separate, gradient_sums_s=0.0) == without
+
+    def test_each_expert_has_weights_of_its_own(self) -> None:
+        shape = LayerShape.of(moe_model())
+        assert shape.num_experts
+        dense = dataclasses.replace(shape, num_experts=None, experts_per_token=None)
+        all_of_them, one = (self.backward("mlp", "separate", shape=each) for each in (shape, dense))
+        assert all_of_them.gradient_sums_s == pytest.approx(shape.num_experts * one.gradient_sums_s)
+
+    def test_a_forward_adds_nothing(self) -> None:
+        for kind in ("embedding", "block", "head"):
+            assert seconds(layer(kind, dataclasses.replace(FLASH, gradient_sums="separate")), "forward") == seconds(
+                layer(kind), "forward"
+            )
+
+    @pytest.mark.parametrize(
+        ("kind", "sums", "is_fused"),
+        [
+            ("block", "fused", True),
+            ("block", "fused_in_blocks", True),
+            ("mlp", "fused_in_blocks", True),
+            ("head", "fused", True),
+            ("head", "fused_in_blocks", False),
+        ],
+    )
+    def test_a_product_that_adds_moves_the_sum_in_place_of_the_gradient(
+        self, kind: ModuleKind, sums: GradientSums, is_fused: bool
+    ) -> None:
+        """Where memory is so slow that products take what their bytes do: 2 x 4 for each weight, and not 2."""
+        sheet = dataclasses.replace(SHEET, memory_gb_per_s=1e-3)
+        kernels = Kernels(DeviceType(name="unheard-of", data_sheet=sheet), sheet, arithmetic="fp16")
+        weights = {"block": self.BLOCK, "mlp": 8 * H**2, "head": H * V}[kind]
+        plain, found = (
+            kernel_seconds(kernels, layer(kind, dataclasses.replace(FLASH, gradient_sums=each)), "backward")
+            for each in (None, sums)
+        )
+        more_s = found.weight_gradients_s - plain.weight_gradients_s
+        assert more_s == pytest.approx((8 - 2) * weights / (1e6 * MEMORY_SHARE) if is_fused else 0.0)
+        assert (found.gradient_sums_s == 0.0) == is_fused
+
+    @pytest.mark.parametrize("sums", ["separate", "fused_in_blocks", "fused"])
+    def test_the_embeddings_gradient_has_the_size_of_its_weight(self, sums: GradientSums) -> None:
+        """It is set to zero, gets the rows of the tokens, and is added to the sum, whatever the number of tokens."""
+        rows_s = 2 * 2 * B * S * H / BYTES_PER_S
+        assert total_s(self.backward("embedding", None)) == pytest.approx(rows_s)
+        for tp in (1, 2):
+            found = self.backward("embedding", sums, tp=tp)
+            assert found.gradient_sums_s == pytest.approx((2 + 4 + 4) * V // tp * H / BYTES_PER_S)
+            assert found.rows_s == pytest.approx(rows_s + 2 * V // tp * H / BYTES_PER_S)

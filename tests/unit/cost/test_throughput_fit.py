@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from hetero.cost.layers.kernels import Kernels
+from hetero.cost.layers.launches import counted_launches_s
 from hetero.cost.layers.layer_kernels import ComputePass, LayerConfig, kernel_seconds
 from hetero.cost.layers.throughput_fit import (
     GENERATOR_S,
-    HOST_S,
     MOST_HOST_S,
+    NOMINAL_HOST,
     Throughput,
     fit,
     in_a_step_s,
@@ -22,8 +23,17 @@ from hetero.cost.layers.throughput_fit import (
     nominal,
 )
 from hetero.data import shipped_profiles
+from hetero.spec.devices import DeviceType
 from hetero.spec.link import GroupLink, Link
-from hetero.spec.profile import AttentionKernel, LayerImplementation, LayerShape, LayerTime, Profile, ProfileStore
+from hetero.spec.profile import (
+    AttentionKernel,
+    LayerImplementation,
+    LayerKind,
+    LayerShape,
+    LayerTime,
+    Profile,
+    ProfileStore,
+)
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from tests.bench.bench_cost_model import estimate_errors
 from tests.helpers.models import gpt2_model
@@ -250,10 +260,27 @@ class TestLaunches:
         """What does not grow above that is something else."""
         assert fitted_to(self.bound((1, 0.5e-3), (2, 2 * MOST_HOST_S))).host_s == 0.5e-3
 
-    def test_where_nothing_shows_them_they_are_assumed_but_no_longer_than_what_was_measured(self) -> None:
-        assert nominal(KERNELS, "forward", ()).host_s == HOST_S
-        assert fitted_to(profile(gpt2_model(), block_s=(1.0, 1.0))).host_s == HOST_S
-        assert fitted_to(profile(gpt2_model(), block_s=(1e-5, 1e-5), tps=(1,))).host_s == 1e-5
+    def test_where_nothing_shows_them_they_are_counted_but_no_longer_than_what_was_measured(self) -> None:
+        layer = config(micro_batch_size=1, seq_length=8)
+        counted_s = counted_launches_s(layer, "forward")
+        unknown = nominal(KERNELS, "forward", ())
+        assert unknown.device_s(layer) < counted_s == unknown.seconds(layer)
+        assert fitted_to(profile(gpt2_model(), block_s=(1.0, 1.0))).host_s is None
+        short = dataclasses.replace(unknown, most_host_s=counted_s / 2)
+        assert short.seconds(layer) == max(counted_s / 2, short.device_s(layer))
+        assert fitted_to(profile(gpt2_model(), block_s=(1e-5, 1e-5), tps=(1,))).most_host_s == 1e-5
+
+    @pytest.mark.parametrize("kind", ["embedding", "head"])
+    def test_those_of_the_ends_are_counted_where_no_profile_shows_the_host(self, kind: LayerKind) -> None:
+        layer = config(kind=kind, micro_batch_size=1, seq_length=8)
+        assert nominal(KERNELS, "forward", ()).seconds(layer) == counted_launches_s(layer, "forward")
+        shown = nominal(KERNELS, "forward", [self.bound((1, 0.5e-3))])
+        assert shown.seconds(layer) == shown.device_s(layer)
+
+    def test_the_host_itself_launches_nothing(self) -> None:
+        here = Kernels(DeviceType(name="cpu"), NOMINAL_HOST, arithmetic="fp32")
+        layer = config(micro_batch_size=1, seq_length=8)
+        assert nominal(here, "forward", ()).seconds(layer) == nominal(here, "forward", ()).device_s(layer)
 
     def test_a_nominal_device_takes_what_was_published_and_the_launches_of_its_own_profiles(self) -> None:
         found = nominal(KERNELS, "forward", [self.bound((1, 0.5e-3))])

@@ -97,6 +97,6 @@ def test_a_damaged_profile_is_refused_by_name(tmp_path: Path, damage: Callable[[
 def test_a_profile_of_a_later_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     ProfileFile(path, HEAD).add(BLOCK, None)
-    path.write_text(path.read_text().replace('"format_version": 2', '"format_version": 3'))
-    with pytest.raises(ConfigError, match=r"format_version is 3, .* up to 2"):
+    path.write_text(path.read_text().replace('"format_version": 3', '"format_version": 4'))
+    with pytest.raises(ConfigError, match=r"format_version is 4, .* up to 3"):
         ProfileFile(path, HEAD)
