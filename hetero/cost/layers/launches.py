@@ -1,8 +1,9 @@
 """Counts the kernels that the host launches for one pass of a layer, and the seconds that this takes.
 
 A small layer takes as long as its host needs to launch its kernels, whatever they compute. The numbers are those of
-megatron-core's local layers as this runtime builds them for CUDA: fused activation, bias and dropout, torch's attention,
-norms in one kernel. ``python -m tests.helpers.launch_count`` counts them, and a test compares. Views launch nothing.
+megatron-core's local layers as this runtime builds them for CUDA: fused activation, bias and dropout, torch's
+attention, norms in one kernel. ``python -m tests.helpers.launch_count`` counts them, and a test compares. Views launch
+nothing.
 
 Gated layers are counted as Llama has them, with rotated heads and RMSNorm, the others as GPT-2, with LayerNorm and
 biases: a shape says nothing of positions and norms. TransformerEngine's layers have fewer and dearer launches and are
@@ -16,9 +17,9 @@ from hetero.cost.layers.layer_kernels import ComputePass, LayerConfig
 from hetero.spec.profile import ModuleKind
 
 LAUNCH_S = 3.8e-5
-"""Seconds of the host per launch. One H200 (2026-11-27, 16 processors of a virtual machine) took 0.1496 s for a step of
-12 Llama-like layers of hidden 1024 in bf16, 4 microbatches: less head, embedding and update as priced, 2.77 ms for the 72
-launches of a layer's two passes. A heuristic for other hosts."""
+"""Seconds of the host per launch. On one H200 (2026-11-27, 16 processors of a virtual machine) a step of 12 Llama-like
+layers of hidden 1024 in bf16 with 4 microbatches took 0.1496 s: less head, embedding and update as priced, 2.77 ms for
+the 72 launches of the two passes of a layer. A heuristic for other hosts."""
 
 
 class Launches(NamedTuple):
@@ -43,7 +44,7 @@ NOT_GATED: Mapping[ModuleKind, Launches] = {
     "head": Launches(25, 14),
 }
 
-ROUTING, PER_EXPERT = Launches(26, 21), Launches(3, 5)
+ROUTING, PER_EXPERT = Launches(25, 21), Launches(3, 5)
 """Of an MLP of experts: the router, the way to the experts and back, norm and residual sum; and of each expert."""
 
 NUM_WEIGHTS: Mapping[ModuleKind, int] = {"embedding": 1, "attention": 2, "mlp": 2, "head": 1}

@@ -13,9 +13,9 @@ b samples of s tokens with e bytes per element, hidden size h, q and kv channels
                     unfused, as in the shipped profiles      6 (+ p)         backward  18 (+ p)
     flash       2 s^2 b q / t operations with a causal mask, 2.5 times as many in a backward
     sums        a microbatch's weight gradients are added to a sum of E = max(e, 4) bytes per element. Where the product
-                adds (``LayerImplementation.gradient_sums``), it moves 2 E bytes per weight in place of e; else a pass of
-                its own moves e + 2 E. The embedding's gradient has the size of its weight, v h / t, whatever the number
-                of tokens: a backward sets e bytes per element to zero, and the pass always follows
+                adds (``LayerImplementation.gradient_sums``), it moves 2 E bytes per weight in place of e; else a pass
+                of its own moves e + 2 E. The embedding's gradient has the size of its weight, v h / t, whatever the
+                number of tokens: a backward sets e bytes per element to zero, and the pass always follows
     rows        e T h / t' bytes for each read and write by two norms (2 each), two residual sums (3 each, and a mask);
                 e T (g + 1) f / t by the activation, e T (q + 2 kv) / t to arrange the heads; in a backward 3, 2 and
                 the mask, (2 g + 1) f
