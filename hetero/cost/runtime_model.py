@@ -162,6 +162,7 @@ class LaunchedRuntime:
 
     bucket_numel, overlaps_gradient_sync, overlaps_param_gather: as of :class:`RuntimeModel`.
     fuses_attention: attention keeps no scores.
+    fuses_gradient_sums: the products that make weight gradients add them to their sums.
     hidden_dropout, attention_dropout: shares that are dropped.
     """
 
@@ -171,6 +172,7 @@ class LaunchedRuntime:
     overlaps_gradient_sync: bool = True
     overlaps_param_gather: bool = False
     fuses_attention: bool = True
+    fuses_gradient_sums: bool = True
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
 
@@ -179,6 +181,8 @@ class LaunchedRuntime:
         implementation = HETERO_LAYERS
         if not self.fuses_attention:
             implementation = dataclasses.replace(implementation, attention="fused-softmax")
+        if not self.fuses_gradient_sums:
+            implementation = dataclasses.replace(implementation, gradient_sums="separate")
         runtime = dataclasses.replace(
             HETERO,
             bucket_numel=self.bucket_numel,

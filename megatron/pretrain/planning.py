@@ -158,6 +158,7 @@ def launched_runtime(config: PretrainConfig) -> LaunchedRuntime:
         overlaps_gradient_sync=parallel.overlap_grad_reduce,
         overlaps_param_gather=parallel.overlap_param_gather,
         fuses_attention=config.stage.attention_backend != "unfused",
+        fuses_gradient_sums=config.stage.gradient_accumulation_fusion,
         hidden_dropout=config.stage.hidden_dropout,
         attention_dropout=config.stage.attention_dropout,
     )

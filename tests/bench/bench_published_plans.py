@@ -19,14 +19,13 @@ from pathlib import Path
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from hetero.cost.cost_model import CostModel
-from hetero.cost.runtime_model import HETERO, RuntimeModel
+from hetero.cost.runtime_model import HETERO
 from hetero.cost.simulation.simulator import simulate
-from hetero.data.cost_models import model_costs
 from hetero.errors import HeteroError, PlanError, ScheduleError
 from hetero.plan.ir import Plan, Replica
 from hetero.planner.plan_cluster import plan_cluster
 from hetero.planner.problem import Problem
+from tests.helpers.cost_comparison import costs_of
 from tests.helpers.published_runs import FOLDER, read_all
 from tests.helpers.published_runs.published_run import PublishedRun
 
@@ -97,14 +96,6 @@ def questions(runs: Sequence[PublishedRun], *, fewest: int) -> list[list[Publish
     for run in runs:
         found.setdefault(run.question, []).append(run)
     return [group for group in found.values() if len(group) >= fewest]
-
-
-def costs_of(run: PublishedRun, runtime: RuntimeModel) -> CostModel:
-    """The costs of a run's model on its cluster under ``runtime``."""
-    plan = run.plan
-    return model_costs(
-        plan.model, seq_length=plan.seq_length, precision=plan.precision, runtime=runtime, where=run.cluster
-    )
 
 
 def predicted(plan: Plan, run: PublishedRun) -> Predicted:

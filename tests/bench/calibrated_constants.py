@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from hetero.cost import network
 from hetero.cost.cost_model import CostModel
-from hetero.cost.layers import kernels, layer_kernels, throughput_fit
+from hetero.cost.layers import kernels, launches, layer_kernels, throughput_fit
 from hetero.cost.memory import device_memory, plan_memory
 from hetero.cost.other_runtimes.deepspeed import DEEPSPEED
 from hetero.cost.runtime_model import RuntimeModel
@@ -120,6 +120,13 @@ CONSTANTS = (
         module=throughput_fit,
     ),
     CalibratedConstant(
+        name="LAUNCH_S",
+        what="s of the host to launch a kernel of megatron-core's layers, where no profile of the device shows it",
+        decides="time",
+        grid=[1e-5, 2e-5, 3e-5, 3.8e-5, 5e-5],
+        module=launches,
+    ),
+    CalibratedConstant(
         name="RING_SHARE",
         what="share of a link between nodes that a ring of NCCL reaches",
         decides="time",
@@ -176,6 +183,8 @@ def cost_model(run: PublishedRun, values: Values) -> Iterator[CostModel]:
                 profiles, device_types=run.cluster.device_types, all_reduce=run.cluster.all_reduce_of_devices
             ),
             runtime=runtime,
+            arithmetic=run.arithmetic,
+            data_sheets=True,
         )
 
 

@@ -5,14 +5,18 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from statistics import mean
 
 from hetero.cost.capacity import memory_error
 from hetero.cost.cost_model import CostModel
 from hetero.cost.memory import device_memory, plan_memory
 from hetero.cost.network import Topology, ring_all_reduce_cost
+from hetero.cost.runtime_model import RuntimeModel
 from hetero.cost.simulation.simulator import Simulation, simulate
-from hetero.data.cost_models import plan_costs
+from hetero.data import shipped_profiles
+from hetero.serialization import load
+from hetero.spec.profile import Profile, ProfileStore
 from hetero.units import BYTES_OF_PRECISION
 from tests.helpers.published_runs import read_all
 from tests.helpers.published_runs.published_run import PublishedRun
@@ -70,9 +74,26 @@ class Comparison:
         }
 
 
-def shipped_costs(run: PublishedRun) -> CostModel:
+def costs_of(run: PublishedRun, runtime: RuntimeModel, *, profiles: Iterable[Path] = ()) -> CostModel:
+    """The costs of a run's model on its cluster under ``runtime``, with ``profiles`` beside the shipped ones."""
+    return CostModel(
+        model=run.plan.model,
+        seq_length=run.plan.seq_length,
+        precision=run.plan.precision,
+        profiles=ProfileStore(
+            (*(load(Profile, path) for path in profiles), *shipped_profiles()),
+            device_types=run.cluster.device_types,
+            all_reduce=run.cluster.all_reduce_of_devices,
+        ),
+        runtime=runtime,
+        arithmetic=run.arithmetic,
+        data_sheets=True,
+    )
+
+
+def shipped_costs(run: PublishedRun, *, profiles: Iterable[Path] = ()) -> CostModel:
     """The cost model as it ships, of the runtime that ran it."""
-    return plan_costs(run.plan, run.cluster, runtime=run.runtime)
+    return costs_of(run, run.runtime.with_dropout_of(run.plan), profiles=profiles)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from hetero.spec.profile import ModuleKind
 
 LAUNCH_S = 3.8e-5
 """Seconds of the host per launch. On one H200 (2026-11-27, 16 processors of a virtual machine) a step of 12 Llama-like
-layers of hidden 1024 in bf16 with 4 microbatches took 0.1496 s: less head, embedding and update as priced, 2.77 ms for
+layers of hidden 1024 in bf16 with 4 microbatches took 0.1496 s: less head, embedding and update as priced, 2.76 ms for
 the 72 launches of the two passes of a layer. A heuristic for other hosts."""
 
 

@@ -1,4 +1,4 @@
-"""Training runs that others measured, as plans on clusters: what the cost model is held against.
+"""Training runs that were measured, as plans on clusters: what the cost model is held against.
 
 A *family* is the runs of one source on one kind of cluster under one runtime. Whose measurements they are, and what we
 had to choose, is in ``tests/data/published_runs/README.md``.
@@ -7,7 +7,7 @@ had to choose, is in ``tests/data/published_runs/README.md``.
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.helpers.published_runs import gpt, llama, opt350m
+from tests.helpers.published_runs import gpt, h200, llama, opt350m
 from tests.helpers.published_runs.published_run import PublishedRun
 
 FOLDER = Path(__file__).parents[2] / "data" / "published_runs"
@@ -19,6 +19,7 @@ FAMILIES: Mapping[str, tuple[str, Callable[[Path], list[PublishedRun]]]] = {
     gpt.V100: ("gpt_megatron_v100.csv", gpt.read_v100),
     gpt.A100: ("gpt_megatron_a100.csv", gpt.read_a100),
     llama.A100: ("llama3_8b_megatron_core_a100.csv", llama.read_a100),
+    h200.H200: ("llama_h200.csv", h200.read_h200),
 }
 """By name, the table of a family and who reads it."""
 

@@ -70,6 +70,11 @@ def a800() -> ClusterSpec:
     return ClusterSpec(node_types=(nodes,))
 
 
+def h200() -> ClusterSpec:
+    """One H200."""
+    return ClusterSpec(node_types=(NodeType(name="h200", device="H200", gpus_per_node=1),))
+
+
 def v100(*, num_gpus: int) -> ClusterSpec:
     """Nodes of up to 8 V100-SXM2-16 with one card of EDR InfiniBand each; NVLink as on the nodes whose links ship."""
     gpus_per_node = min(8, num_gpus)

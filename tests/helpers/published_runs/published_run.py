@@ -9,6 +9,7 @@ from hetero.cost.runtime_model import RuntimeModel
 from hetero.plan.ir import Plan
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model import ModelSpec
+from hetero.spec.profile import Arithmetic
 
 CsvRow = dict[str, str]
 
@@ -34,6 +35,7 @@ class PublishedRun:
 
     runtime: what ran it.
     peak_bytes: of the fullest device; ``None`` where nobody measured it.
+    arithmetic: of fp32 products, where it is known and no profile of these layers says it.
     stages: where stages were measured one by one.
     """
 
@@ -44,6 +46,7 @@ class PublishedRun:
     runtime: RuntimeModel
     step_s: float
     peak_bytes: float | None = None
+    arithmetic: Arithmetic | None = None
     stages: Sequence[MeasuredStage] = ()
 
     @property

@@ -20,6 +20,7 @@ from hetero.errors import ConfigError
 from hetero.spec.link import GroupLink, Link
 from hetero.spec.profile import (
     HALVES,
+    GradientSums,
     LayerImplementation,
     LayerMemory,
     LayerTime,
@@ -312,6 +313,72 @@ class TestOtherLayersThanThoseProfiled:
         assert cut.forward_s < whole.forward_s == 0.5
         assert cut.confidence == Confidence.ESTIMATED
         assert costs.layer("block", tp=1, **HERE, sequence_parallel=True) == costs.layer("block", tp=1, **HERE)
+
+
+class TestGradientSums:
+    """Of layers of 4096 in fp32, each profile with other sums than the runtime or the same."""
+
+    ON = LayerPlacement("A100-40", tp=1, micro_batch_size=1)
+
+    def costs(self, profiled: GradientSums | None, runs: GradientSums | None, **changes: Any) -> LayerTimes:
+        measured = profile(
+            LARGE,
+            **{
+                "seq_length": 2048,
+                "implementation": dataclasses.replace(HETERO_LAYERS, gradient_sums=profiled),
+                "ends_s": (0.25, 0.5),
+                **changes,
+            },
+        )
+        return LayerTimes(
+            measured.shape,
+            seq_length=2048,
+            precision="fp32",
+            references=ReferenceProfiles(
+                ProfileStore([measured]), precision="fp32", arithmetic=None, data_sheets=False
+            ),
+            implementation=dataclasses.replace(HETERO_LAYERS, gradient_sums=runs),
+        )
+
+    def test_a_profile_with_the_passes_is_faster_where_products_add_and_the_other_way_round(self) -> None:
+        measured, fused, separate = (
+            self.costs(*sums).of("block", self.ON)
+            for sums in (("separate", "separate"), ("separate", "fused"), ("fused", "separate"))
+        )
+        assert measured.confidence == Confidence.MEASURED
+        assert fused.backward_s < measured.backward_s < separate.backward_s
+        assert fused.forward_s == measured.forward_s == separate.forward_s
+        assert fused.confidence == separate.confidence == Confidence.ESTIMATED
+
+    def test_the_embedding_has_the_pass_either_way(self) -> None:
+        costs = [self.costs(*sums).of("embedding", self.ON) for sums in (("separate", "fused"), ("fused", "separate"))]
+        assert {cost.backward_s for cost in costs} == {0.5}
+
+    @pytest.mark.parametrize("runs", ["separate", "fused"])
+    def test_a_profile_that_does_not_say_is_taken_as_it_is(self, runs: GradientSums) -> None:
+        cost = self.costs(None, runs).of("block", self.ON)
+        assert (cost.backward_s, cost.confidence) == (2.0, Confidence.MEASURED)
+
+    def test_an_embedding_whose_backward_nobody_timed_has_its_gradient_all_the_same(self) -> None:
+        """As in the published profiles, which say 0."""
+        without = self.costs(None, None, ends_s=(0.25, 0.0)).of("embedding", self.ON)
+        assert (without.forward_s, without.backward_s, without.confidence) == (0.25, 0.0, Confidence.MEASURED)
+        found = self.costs(None, "fused", ends_s=(0.25, 0.0)).of("embedding", self.ON)
+        assert found.forward_s == 0.25
+        assert found.backward_s > 0.0
+        assert found.confidence == Confidence.ESTIMATED
+
+    def test_what_a_split_backward_leaves_for_later_contains_the_passes(self) -> None:
+        separate, fused = (
+            self.costs(sums, sums).weight_gradients_s("block", on=self.ON) for sums in ("separate", "fused")
+        )
+        assert separate > fused
+
+    def test_the_host_adds_as_its_profile_says(self) -> None:
+        """It has no product of half precision that adds to fp32, whatever the runtime does elsewhere."""
+        on = LayerPlacement("cpu", tp=1, micro_batch_size=1)
+        cost = self.costs("separate", "fused", device="cpu").of("block", on)
+        assert (cost.backward_s, cost.confidence) == (2.0, Confidence.MEASURED)
 
 
 class TestOwnProfile:

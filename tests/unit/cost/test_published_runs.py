@@ -1,4 +1,4 @@
-"""Against reality: training runs that others measured.
+"""Against reality: training runs that others measured, and this project on one H200.
 
 DeepSpeed's 15 runs on GH200 were measured twice each: the two differ by 5.0 % on average in time and 3.4 % in memory.
 """
@@ -29,11 +29,13 @@ from tests.helpers.cost_comparison import (
     by_family,
     compared,
     errors_of,
+    predict,
     predicted_runs,
+    shipped_costs,
     wrong_pairs,
 )
 from tests.helpers.measured_errors import COVERED, factor, order_errors, run_errors, within_range
-from tests.helpers.published_runs import FAMILIES, gpt, llama, opt350m, read_all, read_family
+from tests.helpers.published_runs import FAMILIES, FOLDER, gpt, h200, llama, opt350m, read_all, read_family
 from tests.helpers.published_runs.published_run import PublishedRun
 
 PAGE = Path(__file__).parents[3] / "docs" / "cost_model.md"
@@ -45,6 +47,7 @@ NUM_RUNS = {
     gpt.V100: 7,
     gpt.A100: 18,
     llama.A100: 3,
+    h200.H200: 5,
 }
 
 BOUNDS = {
@@ -61,6 +64,7 @@ BOUNDS = {
     gpt.V100: {"step time": (0.052, 0.11)},
     gpt.A100: {"step time": (0.047, 0.105)},
     llama.A100: {"step time": (0.038, 0.065), "peak memory": (0.072, 0.086)},
+    h200.H200: {"step time": (0.092, 0.27)},
 }
 """By family and quantity, the mean and the worst error that have been reached: no change may make them larger."""
 
@@ -81,6 +85,15 @@ def num_parameters(model: ModelSpec) -> int:
     return sum(count * of_kind.per_rank(kind, 1) for kind, count in counts.items())
 
 
+H200_PARAMETERS = {
+    "8 layers of Llama 3 8B, bf16": 8.03e9 - 24 * 218_112_000,
+    "16 layers of Llama 3.2 1B (untied), bf16": 1.236e9 + 128_256 * 2048,
+    "12 layers of hidden 1024, bf16": 12 * (4 * 1024 + 3 * 2688) * 1024 + 2 * 32_000 * 1024,
+    "12 layers of hidden 1024, fp32": 12 * (2.5 * 1024 + 3 * 2688) * 1024 + 2 * 4096 * 1024,
+}
+"""As the models' cards have them, less layers as the profile counts them; the head has a weight of its own."""
+
+
 def named_parameters(run: PublishedRun) -> float:
     """As the name of a run's model says, or its source."""
     if run.family in (opt350m.DEEPSPEED_GH200, opt350m.DEEPSPEED_TURING, opt350m.MEGATRON_GH200):
@@ -91,6 +104,8 @@ def named_parameters(run: PublishedRun) -> float:
         return counted["embedding"] + 24 * counted["block"] + head
     if run.family == llama.A100:
         return 8.03e9 - 128_256 * 4096
+    if run.family == h200.H200:
+        return H200_PARAMETERS[run.label.rpartition(",")[0]]
     if run.family == gpt.V100:
         hidden = run.plan.model.hidden_size
         return 12 * run.plan.model.num_layers * hidden**2 + (51_200 + 2048) * hidden
@@ -138,6 +153,25 @@ def test_errors_are_no_larger_than_reached(families: dict[str, list[Comparison]]
         if summary.mean > BOUNDS[family][quantity][0] or summary.worst > BOUNDS[family][quantity][1]
     }
     assert above == {}
+
+
+BY_PROFILE = {
+    "8 layers of Llama 3 8B, bf16, local": 0.054,
+    "8 layers of Llama 3 8B, bf16, TransformerEngine 2.11.0": 0.037,
+    "16 layers of Llama 3.2 1B (untied), bf16, local": 0.061,
+    "12 layers of hidden 1024, bf16, local": 0.013,
+}
+"""Errors that have been reached with the profile of one H200, of the model itself and of others on the device."""
+
+
+def test_runs_on_an_h200_are_as_near_by_its_profile() -> None:
+    runs = [run for run in read_family(h200.H200) if run.plan.precision == "bf16"]
+    found = {
+        run.label: abs(compared(predict(run, shipped_costs(run, profiles=[FOLDER / h200.PROFILE]))).time_error)
+        for run in runs
+    }
+    assert found.keys() == BY_PROFILE.keys()
+    assert {label: error for label, error in found.items() if error > BY_PROFILE[label]} == {}
 
 
 @pytest.mark.slow

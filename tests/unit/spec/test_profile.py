@@ -1,6 +1,7 @@
 """Profiles: what they refuse, and which one prices which layer."""
 
 import dataclasses
+import json
 import re
 from typing import Any
 
@@ -30,6 +31,18 @@ def test_a_shape_is_what_a_layers_time_depends_on() -> None:
 def test_a_profile_survives_its_file() -> None:
     written = profile(MODEL, isolation_s=1e-4)
     assert from_json(Profile, to_json(written), source="test") == written
+
+
+@pytest.mark.parametrize(
+    ("layers", "sums"), [("local", "separate"), ("transformer_engine", "fused_in_blocks"), (None, None)]
+)
+def test_a_profile_of_format_2_has_the_gradient_sums_of_the_layers_that_were_timed(
+    layers: str | None, sums: str | None
+) -> None:
+    data = json.loads(to_json(profile(MODEL)))
+    del data["implementation"]["gradient_sums"]
+    read = from_json(Profile, json.dumps({**data, "format_version": 2, "layers": layers}), source="test")
+    assert (read.format_version, read.implementation.gradient_sums) == (3, sums)
 
 
 def test_unknown_keys_are_refused_with_the_near_match() -> None:
