@@ -5,7 +5,7 @@ held against measurements of somebody else's runtime (:mod:`hetero.cost.other_ru
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,6 +15,7 @@ from hetero.plan.ir import Plan, Replica
 from hetero.plan.lowering import step_rows
 from hetero.schedule.actions import Schedule
 from hetero.serialization import STRICT
+from hetero.spec.devices import DeviceType
 from hetero.spec.profile import LayerImplementation
 from hetero.units import GIB, MIB
 
@@ -47,6 +48,8 @@ class RuntimeModel:
         come to its end, and the host is a pass over the stage's layers ahead of the device. So does torch before 2.8.
     context_gib: what a process occupies on a device before it allocates a tensor: CUDA context, kernels, libraries;
         ``default_context_gib`` on devices that are not listed.
+    loads_all_kernels_for_experts: a model with experts has CUDA load all kernels at the start
+        (``CUDA_MODULE_LOADING=EAGER``), which the context does not contain.
     communicator_bytes: buffers of one communicator.
     allocator_slack: share of activations and temporaries that the caching allocator reserves beyond them.
     """
@@ -68,6 +71,7 @@ class RuntimeModel:
     holds_collective_tensors: bool
     context_gib: tuple[tuple[str, float], ...]
     default_context_gib: float
+    loads_all_kernels_for_experts: bool
     communicator_bytes: int
     allocator_slack: float
 
@@ -101,9 +105,12 @@ class RuntimeModel:
         """Masks of dropout are kept."""
         return self.implementation is not None and self.implementation.dropout
 
-    def context_bytes(self, device: str) -> int:
+    def context_bytes(self, device: DeviceType, *, has_experts: bool) -> int:
         """Bytes that a process occupies on ``device`` before it allocates a tensor."""
-        return int(dict(self.context_gib).get(device, self.default_context_gib) * GIB)
+        context = int(dict(self.context_gib).get(device.name, self.default_context_gib) * GIB)
+        if self.loads_all_kernels_for_experts and has_experts:
+            context += all_kernels_bytes(device)
+        return context
 
     def sync_buffer_bytes(self, gradients: int, element_bytes: int) -> int:
         """Bytes that summing ``gradients`` bytes of gradients takes beside them: one bucket, where it is a copy."""
@@ -120,6 +127,22 @@ than the process."""
 
 DEFAULT_CONTEXT_GIB = 1.0
 """A heuristic for all other devices, about what a process of torch with CUDA and NCCL takes; not measured here."""
+
+KERNELS_MIB: Mapping[int, int] = {7: 1310, 8: 1430, 9: 2180, 10: 2560}
+"""MiB of all kernels that are loaded at the start with ``CUDA_MODULE_LOADING=EAGER``, by the major number of the compute
+capability: what the sections of their machine code and constants occupy, read from the device code for 7.5, 8.0, 9.0
+and 10.0 in the libraries of torch 2.11.0+cu130, those that libtorch_cuda.so links (for 9.0: torch's own 639, cuBLAS 424,
+cuSPARSELt 341, NCCL 193, cuSPARSE 105, NVSHMEM 101, others 16) and cuDNN's (357). Not measured on a device; those of
+TransformerEngine are not in it."""
+
+
+def all_kernels_bytes(device: DeviceType) -> int:
+    """Bytes that all kernels of torch and its libraries take on ``device``; 0 where there is no CUDA."""
+    if device.compute_capability is None:
+        return 0
+    major = device.compute_capability[0]
+    return KERNELS_MIB.get(major, KERNELS_MIB[max(KERNELS_MIB)]) * MIB
+
 
 COMMUNICATOR_BYTES = 64 * MIB
 """A heuristic: NCCL's buffers grow with its channels and peers (NCCL_BUFFSIZE, 4 MiB each); not measured here."""
@@ -149,6 +172,7 @@ HETERO = RuntimeModel(
     holds_collective_tensors=False,
     context_gib=CONTEXT_GIB,
     default_context_gib=DEFAULT_CONTEXT_GIB,
+    loads_all_kernels_for_experts=True,
     communicator_bytes=COMMUNICATOR_BYTES,
     allocator_slack=ALLOCATOR_SLACK,
 )

@@ -351,6 +351,7 @@ def stage_memory(
         logits = logits_working_bytes(costs.shape, microbatch, loss_copies=runtime.loss_copies)
         working = max(working - saved("head"), logits)
     gradients = costs.gradient_bytes * parameters
+    context = runtime.context_bytes(costs.device_types.of(device), has_experts=model.num_experts is not None)
     return StageMemory(
         fixed=MemoryBreakdown(
             weights=costs.element_bytes * parameters,
@@ -362,7 +363,7 @@ def stage_memory(
             working=working,
             boundary_buffers=num_neighbours * BUFFERS_PER_NEIGHBOUR * boundary,
             sync_buffers=runtime.sync_buffer_bytes(gradients, costs.gradient_bytes) if shares_gradients else 0,
-            context=runtime.context_bytes(device) if begins_device else 0,
+            context=context if begins_device else 0,
             communicators=num_communicators * runtime.communicator_bytes,
             held_by_collectives=(
                 collective_bytes(modules, costs.shape, microbatch) if runtime.holds_collective_tensors else 0

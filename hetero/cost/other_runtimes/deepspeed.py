@@ -79,6 +79,7 @@ DEEPSPEED = dataclasses.replace(
     bucket_numel=ELEMENTS_PER_BUFFER,
     copies_gradients_to_sync=True,
     implementation=None,
+    loads_all_kernels_for_experts=False,
     loss_copies=2,
 )
 """Blocking transfers on the compute stream, layers as they were profiled, one sum of gradients at the end."""

@@ -105,6 +105,7 @@ MEGATRON_LM = dataclasses.replace(
     implementation=LayerImplementation(attention="fused-softmax", dropout=True),
     loss_copies=1,
     holds_collective_tensors=True,
+    loads_all_kernels_for_experts=False,
     context_gib=CONTEXT_GIB,
 )
 """Megatron-LM of 2021 and 2022 with its own data parallelism: the norm is agreed on by all before the update."""

@@ -13,8 +13,8 @@ from hetero.data import shipped_profiles
 from hetero.schedule.activation_residency import HeldMicrobatches
 from hetero.spec.model import ModelSpec
 from hetero.spec.profile import LAYER_KINDS, LayerImplementation, LayerMemory, Profile
-from hetero.units import GIB
-from tests.helpers.models import gpt2_model
+from hetero.units import GIB, MIB
+from tests.helpers.models import gpt2_model, moe_model
 from tests.helpers.published_runs.opt350m import published_model
 from tests.helpers.synthetic_profiles import cost_model, profile
 
@@ -266,6 +266,20 @@ def test_only_some_runtimes_copy_gradients_to_reduce_them() -> None:
     assert memory_with(COSTS).fixed.sync_buffers == 0
     assert memory_with(theirs).fixed.sync_buffers == memory_with(theirs).fixed.gradients
     assert memory_with(theirs, shares_gradients=False).fixed.sync_buffers == 0
+
+
+@pytest.mark.parametrize(
+    ("device", "kernels_mib"), [("V100-16", 1310), ("A100-40", 1430), ("H100", 2180), ("B200", 2560), ("cpu", 0)]
+)
+def test_experts_have_all_kernels_loaded_at_the_start(device: str, kernels_mib: int) -> None:
+    """As pretrain_gpt.py has CUDA do it; other runtimes leave it to CUDA, which loads what is called."""
+    model = moe_model()
+    profiles = [profile(each, device=device) for each in (model, MODEL)]
+    experts, dense = (cost_model(each, profiles, data_sheets=True) for each in (model, MODEL))
+    contexts = [memory_with(costs, device=device).fixed.context for costs in (experts, dense)]
+    assert contexts[0] - contexts[1] == kernels_mib * MIB
+    elsewhere = cost_model(model, profiles, data_sheets=True, runtime=DEEPSPEED)
+    assert memory_with(elsewhere, device=device).fixed.context == contexts[1]
 
 
 def test_the_context_depends_on_the_device() -> None:
