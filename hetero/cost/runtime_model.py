@@ -129,11 +129,12 @@ DEFAULT_CONTEXT_GIB = 1.0
 """A heuristic for all other devices, about what a process of torch with CUDA and NCCL takes; not measured here."""
 
 KERNELS_MIB: Mapping[int, int] = {7: 1310, 8: 1430, 9: 2180, 10: 2560}
-"""MiB of all kernels that are loaded at the start with ``CUDA_MODULE_LOADING=EAGER``, by the major number of the compute
-capability: what the sections of their machine code and constants occupy, read from the device code for 7.5, 8.0, 9.0
-and 10.0 in the libraries of torch 2.11.0+cu130, those that libtorch_cuda.so links (for 9.0: torch's own 639, cuBLAS 424,
-cuSPARSELt 341, NCCL 193, cuSPARSE 105, NVSHMEM 101, others 16) and cuDNN's (357). Not measured on a device; those of
-TransformerEngine are not in it."""
+"""MiB of all kernels that ``CUDA_MODULE_LOADING=EAGER`` loads at the start, by the major number of the capability.
+
+Counted: sections of machine code and constants of the device code for 7.5, 8.0, 9.0 and 10.0 in the libraries of torch
+2.11.0+cu130, which are those that libtorch_cuda.so links (for 9.0: torch's own 639, cuBLAS 424, cuSPARSELt 341, NCCL
+193, cuSPARSE 105, NVSHMEM 101, others 16) and cuDNN's (357). Not measured on a device, without
+TransformerEngine's."""
 
 
 def all_kernels_bytes(device: DeviceType) -> int:
