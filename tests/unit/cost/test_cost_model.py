@@ -6,9 +6,12 @@ import pytest
 
 from hetero.cost.cost_model import StageConfig, StageCost
 from hetero.cost.layers.confidence import Confidence
+from hetero.cost.simulation.simulator import simulate
 from hetero.spec.profile import ModuleKind
+from tests.helpers.cost_comparison import shipped_costs
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import stage
+from tests.helpers.published_runs import h200, read_family
 from tests.helpers.synthetic_profiles import cost_model, profile
 
 MODEL = gpt2_model()
@@ -130,3 +133,17 @@ class TestHalves:
     def test_half_a_layer_counts_as_one_for_recomputation(self) -> None:
         mlp_again_s = self.of(1.5, 3, recompute="full", recompute_num_layers=1).backward_s - self.of(1.5, 3).backward_s
         assert mlp_again_s == pytest.approx(self.of(1.5, 2).forward_s)
+
+
+def test_who_adds_gradients_is_in_every_microbatch_that_is_simulated() -> None:
+    """On one rank a step is M forwards and backwards and an update: no other term differs."""
+    local, transformer_engine = read_family(h200.H200)[:2]
+    assert local.plan == transformer_engine.plan
+    costs = [shipped_costs(run) for run in (local, transformer_engine)]
+    (stage,) = local.plan.replicas[0].stages
+    separate, fused = (each.of(stage) for each in costs)
+    assert separate.backward_s > fused.backward_s
+    assert (separate.forward_s, separate.update_s) == (fused.forward_s, fused.update_s)
+    steps = [simulate(local.plan, local.cluster, each).step_s for each in costs]
+    more_s = local.plan.replicas[0].num_microbatches(0) * (separate.backward_s - fused.backward_s)
+    assert steps[0] - steps[1] == pytest.approx(more_s)

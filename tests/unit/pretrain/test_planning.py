@@ -1,7 +1,20 @@
 """What a launch that plans by itself says beside its plan."""
 
+import pytest
+
 from hetero.cost.wanted_profile import WantedProfile
-from megatron.pretrain.planning import _launch_again
+from megatron.pretrain.cli.arguments import parse_args
+from megatron.pretrain.planning import _launch_again, launched_runtime
+from tests.helpers.commands import command_line
+
+
+@pytest.mark.parametrize(
+    ("flags", "sums"), [({}, "fused"), ({"no_gradient_accumulation_fusion": ""}, "separate")], ids=["default", "off"]
+)
+def test_plans_are_priced_with_who_adds_weight_gradients_in_this_launch(flags: dict[str, str], sums: str) -> None:
+    implementation = launched_runtime(parse_args(command_line(micro_batch_size="1", **flags))).model().implementation
+    assert implementation is not None
+    assert implementation.gradient_sums == sums
 
 
 def test_what_measures_and_what_launches_again_are_lines_to_type() -> None:
