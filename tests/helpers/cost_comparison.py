@@ -75,7 +75,7 @@ class Comparison:
 
 
 def costs_of(run: PublishedRun, runtime: RuntimeModel, *, profiles: Iterable[Path] = ()) -> CostModel:
-    """The costs of a run's model on its cluster under ``runtime``, with ``profiles`` beside the shipped ones."""
+    """Return the costs of a run's model on its cluster under ``runtime``, by ``profiles`` and the shipped ones."""
     return CostModel(
         model=run.plan.model,
         seq_length=run.plan.seq_length,

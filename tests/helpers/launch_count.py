@@ -64,7 +64,7 @@ class LaunchCounter(TorchDispatchMode):
         self._depth = 0
 
     def one(self, function: Callable[..., Any], launches: int = 1) -> Callable[..., Any]:
-        """Make ``function`` count as so many launches, whatever it dispatches."""
+        """Make ``function`` count as a number of launches, whatever it dispatches."""
 
         @functools.wraps(function)
         def counted(*args: Any, **options: Any) -> Any:
@@ -86,7 +86,7 @@ class LaunchCounter(TorchDispatchMode):
 
 
 class _RMSNorm(torch.autograd.Function):
-    """Has the sizes of RMSNorm and counts as its kernels: nobody reads its values."""
+    """Stands for RMSNorm: has its sizes and counts as its kernels, but does not compute its values."""
 
     @staticmethod
     def forward(context: Any, counter: LaunchCounter, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -6,8 +6,8 @@ attention, norms in one kernel. ``python -m tests.helpers.launch_count`` counts 
 nothing.
 
 Gated layers are counted as Llama has them, with rotated heads and RMSNorm, the others as GPT-2, with LayerNorm and
-biases: a shape says nothing of positions and norms. TransformerEngine's layers have fewer and dearer launches and are
-priced with the same numbers; nobody has counted theirs.
+biases: a shape says nothing of positions and norms. TransformerEngine's layers have other launches, which have not been
+counted, and are priced with the same numbers.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ the 72 launches of the two passes of a layer. A heuristic for other hosts."""
 
 
 class Launches(NamedTuple):
-    """Numbers of kernels."""
+    """Numbers of kernels of the two passes."""
 
     forward: int
     backward: int

@@ -156,12 +156,12 @@ def _embedding(kernels: Kernels, layer: LayerConfig, compute_pass: ComputePass) 
 
 
 def _sums_s(kernels: Kernels, layer: LayerConfig, weights: int) -> float:
-    """Seconds of the passes that add the gradients of so many weights to their sums; 0 where the products add."""
+    """Return the seconds of passes that add the gradients of ``weights`` elements; 0 where the products add them."""
     return kernels.moved_s((layer.element_bytes + 2 * layer.sum_bytes) * weights) if layer.adds_sums else 0.0
 
 
 def _weight_gradient_s(kernels: Kernels, layer: LayerConfig, *, n: int, k: int, tokens: int, copies: int = 1) -> float:
-    """Seconds of the product that makes the gradient of a weight of n x k, or of ``copies`` such, of experts."""
+    """Return the seconds of the product that makes the gradient of a weight of n x k; experts have ``copies`` of it."""
     written = 2 * layer.sum_bytes * copies if layer.fuses_sums else None
     return kernels.product_s(n, k, tokens, element_bytes=layer.element_bytes, across=True, result_bytes=written)
 

@@ -359,7 +359,7 @@ class TestGradientSums:
         cost = self.costs(None, runs).of("block", self.ON)
         assert (cost.backward_s, cost.confidence) == (2.0, Confidence.MEASURED)
 
-    def test_an_embedding_whose_backward_nobody_timed_has_its_gradient_all_the_same(self) -> None:
+    def test_an_embedding_whose_backward_was_not_timed_has_its_gradient(self) -> None:
         """As in the published profiles, which say 0."""
         without = self.costs(None, None, ends_s=(0.25, 0.0)).of("embedding", self.ON)
         assert (without.forward_s, without.backward_s, without.confidence) == (0.25, 0.0, Confidence.MEASURED)
