@@ -112,12 +112,15 @@ def _as_on_cuda(counter: LaunchCounter) -> Iterator[None]:
             module = importlib.import_module(f"megatron.core.fusions.{module_name}")
             for name in names:
                 stack.enter_context(patch.object(module, name, counter.one(getattr(module, name))))
-        stack.enter_context(
-            patch.object(
-                torch.nn.functional, "rms_norm", lambda rows, _, weight, *__: _RMSNorm.apply(counter, rows, weight)
-            )
-        )
+        stack.enter_context(patch.object(torch.nn.functional, "rms_norm", _norm_counted_by(counter)))
         yield
+
+
+def _norm_counted_by(counter: LaunchCounter) -> Callable[..., Any]:
+    def rms_norm(rows: torch.Tensor, shape: Any, weight: torch.Tensor, eps: float | None = None) -> Any:
+        return _RMSNorm.apply(counter, rows, weight)  # type: ignore[no-untyped-call]  # of torch, without types there
+
+    return rms_norm
 
 
 def count_launches(model: ModelSpec, kind: ModuleKind) -> tuple[int, int]:
