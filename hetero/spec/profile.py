@@ -96,8 +96,8 @@ cuDNN's, torch's scaled dot product attention)."""
 GradientSums = Literal["separate", "fused_in_blocks", "fused"]
 """How a microbatch's weight gradients are added to their sums over the step: ``separate``, by a pass over each weight
 after the product that makes its gradient; ``fused_in_blocks``, by the products themselves in blocks but not in the head
-(TransformerEngine's layers); ``fused``, by the products of the head as well. The embedding's gradient is not a product
-and always takes the pass."""
+(TransformerEngine's layers); ``fused``, by the products of the head as well, and the embedding's backward adds the rows
+of the tokens to the sum. Else the embedding's gradient has the size of its weight and takes the pass."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,9 @@ b samples of s tokens with e bytes per element, hidden size h, q and kv channels
     sums        a microbatch's weight gradients are added to a sum of E = max(e, 4) bytes per element. Where the product
                 adds (``LayerImplementation.gradient_sums``), it moves 2 E bytes per weight in place of e; else a pass
                 of its own moves e + 2 E. The embedding's gradient has the size of its weight, v h / t, whatever the
-                number of tokens: a backward sets e bytes per element to zero, and the pass always follows
+                number of tokens: a backward sets e bytes per element to zero, and the pass follows. Where all sums are
+                fused there is no such tensor: rows are read, cast to E (written and read) and added to at most
+                min(T, v / t) rows of the sum, 2 E per element
     rows        e T h / t' bytes for each read and write by two norms (2 each), two residual sums (3 each, and a mask);
                 e T (g + 1) f / t by the activation, e T (q + 2 kv) / t to arrange the heads; in a backward 3, 2 and
                 the mask, (2 g + 1) f
@@ -91,14 +93,14 @@ class LayerConfig:
 
     @property
     def fuses_sums(self) -> bool:
-        """The products that make the gradients of this layer's weights add them to their sums."""
+        """What makes the gradients of this layer's weights adds them to their sums."""
         fused = self.implementation.gradient_sums
         return fused == "fused" or (fused == "fused_in_blocks" and self.kind in ("block", *HALVES))
 
     @property
     def adds_sums(self) -> bool:
         """A pass of its own adds the gradients of this layer's weights to their sums."""
-        return self.implementation.gradient_sums is not None and (self.kind == "embedding" or not self.fuses_sums)
+        return self.implementation.gradient_sums is not None and not self.fuses_sums
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,7 +151,12 @@ def _embedding(kernels: Kernels, layer: LayerConfig, compute_pass: ComputePass) 
     moved = 2 * layer.element_bytes * layer.num_tokens * layer.shape.hidden
     if compute_pass == "forward":
         return KernelSeconds(rows_s=kernels.moved_s(moved), collectives_s=_all_reduce_s(layer))
-    weight = layer.shape.vocabulary // layer.tp * layer.shape.hidden
+    vocabulary, hidden = layer.shape.vocabulary // layer.tp, layer.shape.hidden
+    if layer.fuses_sums:
+        cast = 2 * layer.sum_bytes * (layer.element_bytes < layer.sum_bytes)
+        moved = (layer.element_bytes + cast) * layer.num_tokens * hidden
+        moved += 2 * layer.sum_bytes * min(layer.num_tokens, vocabulary) * hidden
+    weight = vocabulary * hidden
     if layer.adds_sums:
         moved += layer.element_bytes * weight
     return KernelSeconds(rows_s=kernels.moved_s(moved), gradient_sums_s=_sums_s(kernels, layer, weight))

@@ -241,7 +241,8 @@ class LayerTimes:
         )
         if cost is None:
             return None
-        if cost.backward_s == 0 and here.adds_sums and profile.implementation.gradient_sums is None:
+        says = profile.implementation.gradient_sums is not None
+        if kind == "embedding" and cost.backward_s == 0 and not says and here.implementation.gradient_sums is not None:
             # The published profiles have no backward of the embedding.
             throughput, confidence = self._references.throughput(on.device, kind, "backward")
             return LayerCost(cost.forward_s, throughput.seconds(here), max(cost.confidence, confidence))

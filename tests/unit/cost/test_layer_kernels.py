@@ -342,7 +342,15 @@ class TestGradientSums:
         assert more_s == pytest.approx((8 - 2) * weights / (1e6 * MEMORY_SHARE) if is_fused else 0.0)
         assert (found.gradient_sums_s == 0.0) == is_fused
 
-    @pytest.mark.parametrize("sums", ["separate", "fused_in_blocks", "fused"])
+    @pytest.mark.parametrize(("element_bytes", "cast"), [(2, 2 * 4), (4, 0)])
+    def test_where_all_sums_are_fused_the_embedding_adds_rows_of_tokens(self, element_bytes: int, cast: int) -> None:
+        """To no more rows of the sum than it has."""
+        for samples in (1, 8):
+            found = self.backward("embedding", "fused", micro_batch_size=samples, element_bytes=element_bytes)
+            moved = (element_bytes + cast) * samples * S * H + 2 * 4 * min(samples * S, V) * H
+            assert total_s(found) == pytest.approx(moved / BYTES_PER_S)
+
+    @pytest.mark.parametrize("sums", ["separate", "fused_in_blocks"])
     def test_the_embeddings_gradient_has_the_size_of_its_weight(self, sums: GradientSums) -> None:
         """It is set to zero, gets the rows of the tokens, and is added to the sum, whatever the number of tokens."""
         rows_s = 2 * 2 * B * S * H / BYTES_PER_S
