@@ -17,7 +17,6 @@ from hetero.errors import ConfigError
 from hetero.extras import pip_install
 from hetero.plan.device_rules import FP8_MULTIPLE, TRANSFORMER_ENGINE_PRECISIONS, fp8_obstacle, fp8_tokens
 from hetero.plan.ir import Plan, Precision, Stage
-from hetero.runtime.dtypes import GRADIENT_DTYPES
 from hetero.runtime.main_grad import can_fuse_accumulation
 from hetero.runtime.options import StageOptions
 from hetero.spec.devices import DeviceType
@@ -52,7 +51,7 @@ class LayerChoice:
     rope: queries and keys are rotated by TransformerEngine's kernel.
     apex_norm: norms are Apex's.
     cross_entropy: the loss is megatron-core's fused one.
-    gradient_accumulation: the kernel that computes a weight's gradient adds it up too, TransformerEngine's or apex's.
+    gradient_accumulation: the product that is a weight's gradient adds it to the sum over microbatches.
     fp8: format and recipe of TransformerEngine's products; ``None`` computes them in the plan's precision.
     """
 
@@ -158,7 +157,7 @@ def choose_layers(plan: Plan, stage: Stage, options: StageOptions, *, device: to
         and plan.precision != "fp64",
         cross_entropy=_fuses_cross_entropy(options, plan.precision),
         gradient_accumulation=options.gradient_accumulation_fusion
-        and (transformer_engine or can_fuse_accumulation(GRADIENT_DTYPES[plan.precision])),
+        and (transformer_engine or can_fuse_accumulation(plan.precision, device)),
         fp8=_fp8(plan, stage, options, why_local=why_local),
     )
 

@@ -8,28 +8,87 @@ A parameter has three attributes beside ``.grad``:
 * ``zero_out_wgrad``, which megatron-core sets on a weight that one backward uses twice, as embedding and as head: what
   the kernel leaves to autograd is zeros, which autograd has added to the other use's gradient.
 
-Kernels that add by themselves: apex's ``fused_weight_gradient_mlp_cuda``, which megatron-core's linear layers call, and
-TransformerEngine's. They are read in megatron-core 0.16.1 (tensor_parallel/layers.py:559-616, whose hook is in
-distributed/distributed_data_parallel.py:423-452) and TransformerEngine 2.11 (pytorch/module/linear.py:943-966).
+Who adds by itself:
+
+* TransformerEngine's linear layers (2.11, pytorch/module/linear.py:943-966)
+* megatron-core's (0.16.1, tensor_parallel/layers.py:559-616, whose hook is in
+  distributed/distributed_data_parallel.py:423-452), which ask for apex's extension: :func:`add_weight_gradient` takes
+  its place and needs no apex.
+
+A product that adds saves writing the gradient and a pass that reads it and the sum again, for every microbatch.
 """
 
+from functools import cache
+
 import torch
-from megatron.core.tensor_parallel import layers
 
-_FUSED_DTYPE = torch.float32
-"""Of ``main_grad`` in fused kernels; megatron-core knows halves as well, in which nothing is summed here."""
+from hetero.plan.ir import Precision
+from hetero.runtime import mcore
+from hetero.runtime.dtypes import DTYPES, GRADIENT_DTYPES
+
+_APEX_SUM = torch.float32
+"""dtype of the sums that apex's kernel adds to; it knows halves as well, in which nothing is summed here."""
 
 
-def can_fuse_accumulation(gradient_dtype: torch.dtype) -> bool:
-    """Whether megatron-core's linear layers can add to a ``main_grad`` of this precision by apex's kernel."""
-    return layers._grad_accum_fusion_available and gradient_dtype == _FUSED_DTYPE
+def can_fuse_accumulation(precision: Precision, device: torch.device) -> bool:
+    """Return whether a layer's product in ``precision`` can add to ``main_grad`` on this device.
+
+    It always can where both have one dtype. Half precision needs a product with a float32 sum, which CUDA has.
+    """
+    dtype, gradient_dtype = DTYPES[precision], GRADIENT_DTYPES[precision]
+    return dtype == gradient_dtype or _has_apex(gradient_dtype, device) or _has_mixed_product(dtype, device)
+
+
+def _has_apex(gradient_dtype: torch.dtype, device: torch.device) -> bool:
+    return device.type == "cuda" and gradient_dtype == _APEX_SUM and mcore.apex_weight_gradient() is not None
+
+
+@cache
+def _has_mixed_product(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether torch can add a product of ``dtype`` to a float32 sum on this device, by trying it.
+
+    torch 2.10 and newer can on CUDA, bfloat16 from compute capability 8.0 on (ATen/native/cuda/Blas.cpp,
+    ``_addmm_dtype_out_cuda``; ATen/cuda/CUDABlas.cpp, ``gemm<at::BFloat16, float>``). CPUs have no such product.
+    """
+    factor = torch.ones(1, 1, dtype=dtype, device=device)
+    try:
+        _add_product_to(torch.zeros(1, 1, device=device), factor, factor)
+    except RuntimeError:
+        return False
+    return True
+
+
+def add_weight_gradient(rows: torch.Tensor, output_gradient: torch.Tensor, summed: torch.Tensor) -> None:
+    """Add the gradient of a linear layer's weight to its sum, in one product.
+
+    By apex's kernel where it is installed, else by torch's.
+
+    Args:
+        rows: the layer's input [N, I], contiguous.
+        output_gradient: [N, O], contiguous.
+        summed: [O, I], of the same dtype or float32.
+    """
+    if not rows.shape[0]:
+        # An expert without tokens: multiplying the sum by 1 would be a pass over it.
+        return
+    apex = mcore.apex_weight_gradient()
+    if apex is not None and _has_apex(summed.dtype, summed.device):
+        apex(rows, output_gradient, summed)
+    else:
+        _add_product_to(summed, output_gradient.t(), rows)
+
+
+def _add_product_to(summed: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    if left.dtype == summed.dtype:
+        summed.addmm_(left, right)
+    else:
+        torch.addmm(summed, left, right, out_dtype=summed.dtype, out=summed)
 
 
 def let_transformer_engine_accumulate(module: torch.nn.Module) -> None:
     """Let all of TransformerEngine's linear layers in ``module`` add to ``main_grad`` themselves.
 
-    megatron-core's one setting for that also goes to the head, which is never TransformerEngine's and refuses it where
-    apex is not installed.
+    megatron-core's one setting for that also goes to the head, which is never TransformerEngine's and may not be able to.
     """
     for layer in module.modules():
         if hasattr(layer, "fuse_wgrad_accumulation"):
@@ -92,11 +151,9 @@ def add_product(
     Args:
         rows: the layer's input [N, I].
         output_gradient: [N, O].
-        fused: by apex's kernel, in one go.
+        fused: in one product.
     """
     if fused:
-        layers.fused_weight_gradient_mlp_cuda.wgrad_gemm_accum_fp32(
-            rows.contiguous(), output_gradient.contiguous(), main_grad(parameter)
-        )
+        add_weight_gradient(rows.contiguous(), output_gradient.contiguous(), main_grad(parameter))
     else:
         main_grad(parameter).add_(output_gradient.t() @ rows)

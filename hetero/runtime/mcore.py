@@ -4,14 +4,16 @@ Its layers take their groups from a ``ProcessGroupCollection``, except for the f
 :func:`install_parallel_state`. Lines that are cited are those of 0.16.1.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import layers
 from megatron.core.tensor_parallel.cross_entropy import VocabParallelCrossEntropy
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker, model_parallel_cuda_manual_seed
 from megatron.core.transformer.enums import LayerType
@@ -22,6 +24,13 @@ from hetero.distributed.process_groups import StageContext
 from hetero.plan.ir import Placement, Replica
 from hetero.runtime.version_differences import bind_missing_gemm, clear_moe_losses
 from hetero.spec.model import RotaryScaling
+
+
+_APEX_EXTENSION = getattr(layers, "fused_weight_gradient_mlp_cuda", None)
+"""apex's extension, which megatron-core's linear layers have imported; ``None`` where it is not installed."""
+
+
+_Linear = layers.LinearWithGradAccumulationAndAsyncCommunication
 
 
 class PipelinePosition:
@@ -219,6 +228,55 @@ def keep_float64_router_scores() -> None:
         return routing_map, torch.softmax(logits, dim=-1) if logits.dtype == torch.float64 else scores
 
     router.compute_routing_scores_for_aux_loss = scores_for_aux_loss
+
+
+def apex_weight_gradient() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None] | None:
+    """Return apex's kernel that adds the gradient of a weight to a float32 sum on CUDA, ``None`` where it is missing.
+
+    Called with the layer's input [N, I], the gradient of its output [N, O] and the sum [O, I], all contiguous.
+    """
+    return getattr(_APEX_EXTENSION, "wgrad_gemm_accum_fp32", None)
+
+
+def add_weight_gradients_by(add: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]) -> None:
+    """Let ``add`` take the place of apex's kernel in linear layers that add to ``main_grad`` themselves.
+
+    Called as :func:`apex_weight_gradient` (layers.py:569). Without the flag the layers refuse to be built (layers.py:924).
+    """
+
+    def add_to(rows: torch.Tensor, output_gradient: torch.Tensor, summed: "torch.Tensor | _Float64Sum") -> None:
+        add(rows, output_gradient, summed.tensor if isinstance(summed, _Float64Sum) else summed)
+
+    layers.fused_weight_gradient_mlp_cuda = SimpleNamespace(wgrad_gemm_accum_fp32=add_to)
+    layers._grad_accum_fusion_available = True
+    layers.LinearWithGradAccumulationAndAsyncCommunication = _LinearThatAddsFloat64
+
+
+class _Float64Sum(NamedTuple):
+    """Float64 ``main_grad`` as megatron-core's backward may see it, which refuses to add to float64 (layers.py:568)."""
+
+    tensor: torch.Tensor
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.tensor.shape
+
+
+class _LinearThatAddsFloat64(_Linear):  # type: ignore[misc]  # megatron-core has no types
+    """Linear layer's autograd function, which in fp64 adds to ``main_grad`` as it does in fp32."""
+
+    @staticmethod
+    def backward(ctx: Any, output_gradient: torch.Tensor) -> Any:
+        summed = ctx.main_grad
+        if summed is None or summed.dtype != torch.float64:
+            return _Linear.backward(ctx, output_gradient)
+        ctx.main_grad = _Float64Sum(summed)
+        try:
+            return _Linear.backward(ctx, output_gradient)
+        finally:
+            # The backward has assigned what it saw.
+            ctx.main_grad = ctx.saved_tensors[1].main_grad = summed
 
 
 def stretch_wavelengths(rotary: RotaryEmbedding, scaling: RotaryScaling) -> None:

@@ -17,10 +17,10 @@ from hetero.distributed.process_groups import ParallelContext, StageContext
 from hetero.plan.ir import Stage
 from hetero.runtime import cpu_backend, mcore
 from hetero.runtime.delayed_wgrad import DelayedWeightGradients, delay_weight_gradients
-from hetero.runtime.dtypes import DTYPES, GRADIENT_DTYPES
+from hetero.runtime.dtypes import DTYPES
 from hetero.runtime.layer_choice import LayerChoice, choose_layers
 from hetero.runtime.layer_spec import activation_function, stage_spec
-from hetero.runtime.main_grad import can_fuse_accumulation, let_transformer_engine_accumulate
+from hetero.runtime.main_grad import add_weight_gradient, can_fuse_accumulation, let_transformer_engine_accumulate
 from hetero.runtime.microbatch import Microbatch
 from hetero.runtime.named_parameters import canonical_parameters, draw_weights
 from hetero.runtime.options import StageOptions
@@ -85,6 +85,7 @@ def build_stages(context: ParallelContext, *, options: StageOptions, seed: int) 
         ConfigError: TransformerEngine, fp8 or a fused loss is asked for and cannot be used.
     """
     cpu_backend.install()
+    mcore.add_weight_gradients_by(add_weight_gradient)
     if context.plan.precision == "fp64":
         mcore.keep_float64_logits()
         mcore.keep_float64_router_scores()
@@ -225,7 +226,7 @@ def _transformer_config(
         sequence_parallel=stage.splits_sequence,
         # The head's, too, which is never TransformerEngine's.
         gradient_accumulation_fusion=_adds_by_itself(stage, choice)
-        and can_fuse_accumulation(GRADIENT_DTYPES[plan.precision]),
+        and can_fuse_accumulation(plan.precision, context.device),
         attention_backend=AttnBackend[options.attention_backend],
         masked_softmax_fusion=options.masked_softmax_fusion,
         bias_activation_fusion=choice.bias_activation,

@@ -16,7 +16,7 @@ from hetero.runtime.loss_scaler import LossScaleOptions
 from hetero.runtime.options import StageOptions
 from tests.dist.test_layouts import LAYOUTS, TOLERANCE, layout, trainings_of
 from tests.helpers.comparison import assert_same_training
-from tests.helpers.fused_kernels import fused_kernels
+from tests.helpers.fused_kernels import apex_kernel
 from tests.helpers.layouts import STYLES, with_delays
 from tests.helpers.ranks import run_ranks
 from tests.helpers.training import SMALL_BUCKETS, Trace, Training, one_process, train_each
@@ -40,7 +40,7 @@ def train_fused(
     rank: int, trainings: dict[str, Training], num_steps: int, dtype: torch.dtype
 ) -> tuple[dict[str, Trace | None], int]:
     """The trainings with the kernel, and how often that was called."""
-    with fused_kernels(dtype) as kernel:
+    with apex_kernel(dtype) as kernel:
         return train_each(rank, trainings, num_steps), len(kernel.calls)
 
 
@@ -85,7 +85,7 @@ def test_bits_are_those_without_the_kernel(precision: Precision, delays: tuple[i
 def calls_of_a_step(rank: int, fusion: bool) -> list[tuple[int, ...]]:
     options = StageOptions(init_method_std=0.1, gradient_accumulation_fusion=fusion)
     plan = dataclasses.replace(layout("one-stage", "llama-gqa"), precision="bf16")
-    with fused_kernels(torch.float32) as kernel:
+    with apex_kernel(torch.float32) as kernel:
         train_each(rank, {"one": Training(plan, SMALL_BUCKETS, options)}, 1)
         return kernel.calls
 

@@ -12,7 +12,7 @@ from megatron.core.transformer.enums import AttnBackend
 
 from hetero.errors import ConfigError
 from hetero.plan.ir import Plan
-from hetero.runtime import layer_choice
+from hetero.runtime import layer_choice, main_grad, mcore
 from hetero.runtime.layer_choice import (
     ATTENTION_VARIABLES,
     LayerChoice,
@@ -50,7 +50,8 @@ def of_version(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TransformerEngine, and no Apex."""
+    """TransformerEngine, no Apex, and on CUDA a torch that multiplies halves into a float32 sum."""
+    monkeypatch.setattr(main_grad, "_has_mixed_product", lambda dtype, device: device.type == "cuda")
     monkeypatch.setattr(layer_choice, "HAVE_TE", True)
     of_version(monkeypatch, "2.11.0")
     monkeypatch.setattr(layer_choice, "HAVE_FUSED_LAYER_NORM", False)
@@ -119,7 +120,7 @@ def test_a_planner_may_split_backwards_beside_todays_transformer_engine() -> Non
         ({"bias_dropout_fusion": False}, ("bias + activation", "rope", ACCUMULATION)),
         ({"rope_fusion": False}, ("bias + activation", "bias + dropout", ACCUMULATION)),
         ({"gradient_accumulation_fusion": False}, ("bias + activation", "bias + dropout", "rope")),
-        ({"transformer_impl": "local"}, ("bias + activation", "bias + dropout")),
+        ({"transformer_impl": "local"}, ("bias + activation", "bias + dropout", ACCUMULATION)),
         (
             {"cross_entropy_loss_fusion": True},
             ("bias + activation", "bias + dropout", "rope", "cross entropy", ACCUMULATION),
@@ -131,11 +132,22 @@ def test_fused_kernels_by_flag(options: dict[str, Any], fused: tuple[str, ...]) 
     assert chosen(made(), on=torch.device("cpu"), cross_entropy_loss_fusion=False).fused == ()
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32", "fp64"])
+def test_local_layers_add_up_gradients_by_torchs_product(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, half = made(precision=precision), precision in ("bf16", "fp16")
+    assert chosen(plan, transformer_impl="local").gradient_accumulation
+    assert chosen(plan, on=torch.device("cpu")).gradient_accumulation == (not half), "no such product on a CPU"
+    assert not chosen(plan, transformer_impl="local", gradient_accumulation_fusion=False).gradient_accumulation
+    monkeypatch.setattr(main_grad, "_has_mixed_product", lambda dtype, device: False)
+    assert chosen(plan, transformer_impl="local").gradient_accumulation == (not half), "torch 2.9"
+
+
 def test_apex_adds_up_gradients_of_local_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In full precision, which is that of gradients under bf16, and not of those under float64."""
-    monkeypatch.setattr("hetero.runtime.main_grad.layers._grad_accum_fusion_available", True)
+    """On CUDA alone, whatever torch can."""
+    monkeypatch.setattr(main_grad, "_has_mixed_product", lambda dtype, device: False)
+    monkeypatch.setattr(mcore, "_APEX_EXTENSION", SimpleNamespace(wgrad_gemm_accum_fp32=lambda *_: None))
     assert chosen(made(), transformer_impl="local").gradient_accumulation
-    assert not chosen(made(precision="fp64"), transformer_impl="local").gradient_accumulation
+    assert not chosen(made(), on=torch.device("cpu")).gradient_accumulation
 
 
 def test_gelu_and_positions_that_are_learned() -> None:

@@ -3,8 +3,18 @@
 import pytest
 import torch
 
-from hetero.runtime.main_grad import add_grad, add_product, attach_main_grad, main_grad
-from tests.helpers.fused_kernels import fused_kernels
+from hetero.plan.ir import Precision
+from hetero.runtime.main_grad import (
+    add_grad,
+    add_product,
+    add_weight_gradient,
+    attach_main_grad,
+    can_fuse_accumulation,
+    main_grad,
+)
+from tests.helpers.fused_kernels import apex_kernel, mixed_product
+
+CPU = torch.device("cpu")
 
 
 def parameter(dtype: torch.dtype = torch.bfloat16, *, used_twice: bool = False) -> torch.nn.Parameter:
@@ -64,12 +74,54 @@ def test_a_gradient_that_was_set_by_hand_counts() -> None:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_product_goes_straight_into_the_sum(fused: bool) -> None:
+def test_apexs_kernel_is_preferred(fused: bool) -> None:
     tensor = parameter(torch.float32)
     rows, gradient = torch.randn(5, 3), torch.randn(5, 2)
-    with fused_kernels(torch.float32) as kernel:
+    with apex_kernel(torch.float32) as kernel:
         for _ in range(2):
             add_product(tensor, rows=rows, output_gradient=gradient, fused=fused)
     torch.testing.assert_close(main_grad(tensor), 2 * gradient.t() @ rows)
     assert tensor.grad is None
     assert len(kernel.calls) == (2 if fused else 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_product_goes_straight_into_the_sum(dtype: torch.dtype) -> None:
+    rows, gradient, before = (torch.randn(size, dtype=dtype) for size in ((5, 3), (5, 2), (2, 3)))
+    summed = before.clone()
+    add_weight_gradient(rows, gradient, summed)
+    torch.testing.assert_close(summed, before + gradient.t() @ rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_product_of_halves_is_not_rounded_on_its_way_into_the_sum(dtype: torch.dtype) -> None:
+    """1 + 2^-12 is 1 in both."""
+    rows = torch.tensor([[1.0], [2.0**-12]], dtype=dtype)
+    summed = torch.full((1, 1), 3.0)
+    with mixed_product() as product:
+        add_weight_gradient(rows, torch.ones(2, 1, dtype=dtype), summed)
+    assert summed.item() == 4 + 2.0**-12
+    assert product.calls == [(1, 1)]
+
+
+def test_an_expert_without_tokens_adds_nothing() -> None:
+    summed = torch.ones(2, 3)
+    with mixed_product() as product:
+        add_weight_gradient(torch.ones(0, 3, dtype=torch.bfloat16), torch.ones(0, 2, dtype=torch.bfloat16), summed)
+    assert torch.equal(summed, torch.ones(2, 3))
+    assert product.calls == []
+
+
+@pytest.mark.parametrize(("precision", "on_cpu"), [("fp64", True), ("fp32", True), ("bf16", False), ("fp16", False)])
+def test_what_can_be_added_by_its_product(precision: Precision, on_cpu: bool) -> None:
+    """CPUs have no product of halves with a float32 sum; torch 2.9 has one on CUDA that takes no sum in float32."""
+    assert can_fuse_accumulation(precision, CPU) == on_cpu
+    with mixed_product():
+        assert can_fuse_accumulation(precision, CPU)
+    with mixed_product(refuses_other_sums=True):
+        assert can_fuse_accumulation(precision, CPU) == on_cpu
+
+
+def test_apex_adds_halves_where_torch_cannot() -> None:
+    with apex_kernel(torch.float32):
+        assert can_fuse_accumulation("bf16", CPU)
