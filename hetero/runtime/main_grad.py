@@ -88,7 +88,7 @@ def _add_product_to(summed: torch.Tensor, left: torch.Tensor, right: torch.Tenso
 def let_transformer_engine_accumulate(module: torch.nn.Module) -> None:
     """Let all of TransformerEngine's linear layers in ``module`` add to ``main_grad`` themselves.
 
-    megatron-core's one setting for that also goes to the head, which is never TransformerEngine's and may not be able to.
+    megatron-core's one setting for that also goes to the head, which is never TransformerEngine's.
     """
     for layer in module.modules():
         if hasattr(layer, "fuse_wgrad_accumulation"):

@@ -25,7 +25,6 @@ from hetero.plan.ir import Placement, Replica
 from hetero.runtime.version_differences import bind_missing_gemm, clear_moe_losses
 from hetero.spec.model import RotaryScaling
 
-
 _APEX_EXTENSION = getattr(layers, "fused_weight_gradient_mlp_cuda", None)
 """apex's extension, which megatron-core's linear layers have imported; ``None`` where it is not installed."""
 
@@ -241,7 +240,7 @@ def apex_weight_gradient() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor
 def add_weight_gradients_by(add: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]) -> None:
     """Let ``add`` take the place of apex's kernel in linear layers that add to ``main_grad`` themselves.
 
-    Called as :func:`apex_weight_gradient` (layers.py:569). Without the flag the layers refuse to be built (layers.py:924).
+    Called as :func:`apex_weight_gradient` (layers.py:569). Without the flag the layers cannot be built (layers.py:924).
     """
 
     def add_to(rows: torch.Tensor, output_gradient: torch.Tensor, summed: "torch.Tensor | _Float64Sum") -> None:
@@ -249,7 +248,7 @@ def add_weight_gradients_by(add: Callable[[torch.Tensor, torch.Tensor, torch.Ten
 
     layers.fused_weight_gradient_mlp_cuda = SimpleNamespace(wgrad_gemm_accum_fp32=add_to)
     layers._grad_accum_fusion_available = True
-    layers.LinearWithGradAccumulationAndAsyncCommunication = _LinearThatAddsFloat64
+    layers.LinearWithGradAccumulationAndAsyncCommunication = _AddingLinear
 
 
 class _Float64Sum(NamedTuple):
@@ -263,12 +262,15 @@ class _Float64Sum(NamedTuple):
         return self.tensor.shape
 
 
-class _LinearThatAddsFloat64(_Linear):  # type: ignore[misc]  # megatron-core has no types
-    """Linear layer's autograd function, which in fp64 adds to ``main_grad`` as it does in fp32."""
+class _AddingLinear(_Linear):  # type: ignore[misc]  # megatron-core has no types
+    """Linear layer's autograd function that adds to a ``main_grad`` in fp64 too, and needs none."""
 
     @staticmethod
     def backward(ctx: Any, output_gradient: torch.Tensor) -> Any:
         summed = ctx.main_grad
+        if summed is None:
+            # layers.py:564 assigns it to the weight otherwise, and reads its dtype.
+            ctx.gradient_accumulation_fusion = False
         if summed is None or summed.dtype != torch.float64:
             return _Linear.backward(ctx, output_gradient)
         ctx.main_grad = _Float64Sum(summed)

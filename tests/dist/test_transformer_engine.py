@@ -4,15 +4,18 @@ What plays its extension, and what is its own: :mod:`tests.helpers.mocked_transf
 """
 
 import collections
+import contextlib
 import dataclasses
 import importlib
 from collections.abc import Mapping
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from megatron.core.tensor_parallel import layers
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hetero.cost.layers.activation_memory import MicrobatchShape, deferred_bytes
@@ -20,16 +23,19 @@ from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
 from hetero.runtime.delayed_wgrad import TransformerEngineProduct
 from hetero.runtime.main_grad import attach_main_grad
+from hetero.runtime.mcore import forget_groups
 from hetero.runtime.options import StageOptions
 from hetero.runtime.stage import build_stages
 from hetero.spec.profile import LayerShape
 from hetero.units import BYTES_OF_PRECISION
+from tests.helpers import stock_megatron
 from tests.helpers.host_training import weights_to_hosts
 from tests.helpers.layouts import STYLES, layouts, with_delays
 from tests.helpers.mocked_transformer_engine import default_version
 from tests.helpers.plans import plan as plan_of
 from tests.helpers.plans import replica, stage
-from tests.helpers.training import SMALL_BUCKETS, Trace, microbatches, train
+from tests.helpers.stock_megatron import StockOptions, StockTrainer
+from tests.helpers.training import ADAM, SMALL_BUCKETS, Trace, microbatches, train
 from tests.helpers.transformer_engine_ranks import Check, answers, on_device
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -144,6 +150,30 @@ def bytes_put_off(rank: int, plan: Plan) -> tuple[int, int]:
     return sum(each.nbytes for product in kept for each in product.tensors), sum(each.into_main_grad for each in kept)
 
 
+def train_stock(rank: int, plan: Plan) -> dict[str, dict[str, np.ndarray]]:
+    """Return the gradients of stock megatron-core by whose layers it has, set up as on a GPU where apex is missing."""
+    seen = {}
+    with contextlib.ExitStack() as stack:
+        with mock.patch.object(torch.cuda, "is_available", return_value=False):
+            stack.enter_context(stock_megatron.stand_ins())
+        stack.enter_context(mock.patch.object(layers, "_grad_accum_fusion_available", False))
+        for name, has_engine in (("local", False), ("transformer_engine", True)):
+            options = StockOptions(transformer_engine=has_engine, torch_attention=not has_engine)
+            trainer = StockTrainer(plan, rank, adam=ADAM, seed=7, std=0.1, options=options)
+            # The norm is a kernel of TransformerEngine's.
+            with mock.patch.object(trainer._optimizer, "step", return_value=(True, 0.0, 0)):
+                trainer.step(microbatches(plan, rank, step=0))
+            seen[name] = {key: tensor.main_grad.numpy() for key, (_, tensor) in trainer.parameters.items()}
+            forget_groups()
+    return seen
+
+
+def stock_plan() -> Plan:
+    one = stage(layers=(0, 4), ranks=(0,), mbs=2)
+    model = dataclasses.replace(STYLES["llama-gqa"](), num_layers=4, vocab_size=64, padded_vocab_size=64)
+    return on_device(dataclasses.replace(plan_of(model, [replica(one, num_samples=4)]), precision="fp32"))
+
+
 KEPT = {"tp 1": (1, False), "tp 2": (2, False), "tp 2 with the sequence cut": (2, True)}
 
 
@@ -167,6 +197,8 @@ def asked_by(item: pytest.Function) -> Mapping[str, Check]:
         case "test_what_waits_is_what_the_memory_model_counts":
             tp, sp = KEPT[values["name"]]
             return {f"kept {values['name']}": Check(THIS, "bytes_put_off", (delayed_plan(tp, sp),), tp)}
+        case "test_stock_with_its_layers_needs_no_apex":
+            return {"stock": Check(THIS, "train_stock", (stock_plan(),), 1)}
     in_bf16, recipe = on_device(fp8_plan(), "H100", fp8=False), values["recipe"]
     return {
         f"fp8 {recipe}": Check(THIS, "train_in_fp8", (fp8_plan(), recipe), 3),
@@ -243,3 +275,10 @@ def test_a_stage_in_fp8_asks_for_it_among_its_tensor_parallel_ranks(recipe: str,
     for rank, plain in zip(answered[f"fp8 {recipe}"], answered["bf16"], strict=True):
         assert plain["asked"] == []
         assert (rank["losses"], rank["norms"]) == (plain["losses"], plain["norms"])
+
+
+def test_stock_with_its_layers_needs_no_apex(answered: Mapping[str, Any]) -> None:
+    """Whose head asks for apex's extension where it is to add weight gradients, whosever the other layers are."""
+    (seen,) = answered["stock"]
+    for parameter, gradient in seen["local"].items():
+        np.testing.assert_allclose(seen["transformer_engine"][parameter], gradient, rtol=1e-4, atol=1e-6)

@@ -39,6 +39,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from hetero.plan.ir import Plan, Stage
 from hetero.runtime.attention import ScaledDotProductAttention
 from hetero.runtime.layer_spec import Norm
+from hetero.runtime.main_grad import let_transformer_engine_accumulate
 from hetero.runtime.microbatch import Microbatch
 from hetero.runtime.named_parameters import canonical_parameters, draw_weights
 from hetero.runtime.optimizer import AdamOptions
@@ -129,10 +130,13 @@ class StockTrainer:
 
         config = _transformer_config(plan, self._stage, pp=pp, chunks=len(places), options=options)
         self.parameters: dict[str, tuple[Parameter, torch.nn.Parameter]] = {}
-        self._device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else _CPU
+        self._device = torch.device(torch.cuda.current_device())
         modules = []
         for chunk, place in enumerate(places):
             made = _model(plan, config, self._groups, options, chunk=chunk, chunks=len(places))
+            if options.transformer_engine:
+                # They need no apex for it.
+                let_transformer_engine_accumulate(made)
             # Position embeddings are made on the CPU, whatever the others are.
             modules.append(made.to(self._device))
             drawn = canonical_parameters(modules[-1], model=plan.model, stage=replica.stages[place.stage])
@@ -240,7 +244,6 @@ def _transformer_config(plan: Plan, stage: Stage, *, pp: int, chunks: int, optio
     # Kernels that exist on CUDA only, as Megatron-LM has them by default where they can be had.
     on_cuda = torch.cuda.is_available()
     fuses_activation = on_cuda and (model.linear_bias or model.is_gated)
-    adds_gradients = on_cuda and (options.transformer_engine or _has_fused_weight_gradient())
     return TransformerConfig(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
@@ -269,7 +272,8 @@ def _transformer_config(plan: Plan, stage: Stage, *, pp: int, chunks: int, optio
         calculate_per_token_loss=options.calculate_per_token_loss,
         # A send of gloo reads the tensor that would be emptied under it.
         deallocate_pipeline_outputs=chunks == 1,
-        gradient_accumulation_fusion=adds_gradients,
+        # The head asks for apex's extension, whosever the layers are.
+        gradient_accumulation_fusion=on_cuda and _has_fused_weight_gradient(),
         bias_activation_fusion=fuses_activation,
         bias_dropout_fusion=on_cuda,
         # An extension of apex that nobody builds any more.
