@@ -15,12 +15,17 @@ Who adds by itself:
   distributed/distributed_data_parallel.py:423-452), which ask for apex's extension: :func:`add_weight_gradient` takes
   its place and needs no apex.
 
-A product that adds saves writing the gradient and a pass that reads it and the sum again, for every microbatch.
+* the embedding of tokens: :func:`look_up_rows`
+
+A product that adds saves writing the gradient and a pass that reads it and the sum again, for every microbatch. An
+embedding saves more: its gradient has all rows of the vocabulary, of which a microbatch uses few.
 """
 
 from functools import cache
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from hetero.plan.ir import Precision
 from hetero.runtime import mcore
@@ -93,6 +98,61 @@ def let_transformer_engine_accumulate(module: torch.nn.Module) -> None:
     for layer in module.modules():
         if hasattr(layer, "fuse_wgrad_accumulation"):
             layer.fuse_wgrad_accumulation = True  # type: ignore[assignment]  # of torch's modules, no field
+
+
+def let_embedding_accumulate(weight: torch.nn.Parameter, *, head_accumulates: bool) -> None:
+    """Let the embedding with this weight add the gradients of its rows to ``main_grad`` itself.
+
+    Args:
+        head_accumulates: the head's product adds to ``main_grad``, too. It has the same weight in a tied model of one
+            stage.
+    """
+    is_head = getattr(weight, "zero_out_wgrad", False)
+    weight.accumulates_rows = True  # type: ignore[attr-defined]  # read where the embedding finds its weight
+    # Of two uses, one gradient is enough for autograd's hooks.
+    weight.leaves_grad_to_head = is_head  # type: ignore[attr-defined]  # as above
+    if is_head and head_accumulates:
+        # Nothing of what the two leave to autograd counts.
+        weight.zero_out_wgrad = False  # type: ignore[attr-defined]  # by Megatron-LM's protocol
+
+
+def look_up_rows(tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return the rows [..., H] of an embedding's weight [V, H] for ``tokens`` [...].
+
+    The backward adds their gradients to ``main_grad`` where :func:`let_embedding_accumulate` has let it.
+    """
+    if getattr(weight, "accumulates_rows", False) and hasattr(weight, "main_grad"):
+        rows: torch.Tensor = _Rows.apply(tokens, weight)
+        return rows
+    return F.embedding(tokens, weight)
+
+
+class _Rows(torch.autograd.Function):
+    """Looks up rows of a weight, and adds their gradients to its ``main_grad``."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: torch.Tensor, weight: torch.nn.Parameter) -> torch.Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.weight = weight
+        return F.embedding(tokens, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor | None]:
+        (tokens,), weight = ctx.saved_tensors, ctx.weight
+        summed = main_grad(weight)
+        _add_rows(summed, tokens, gradient.to(summed.dtype), on_cuda=summed.is_cuda)
+        weight.grad_added_to_main_grad = True
+        return None, None if weight.leaves_grad_to_head else torch.empty_like(weight)
+
+
+def _add_rows(summed: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, *, on_cuda: bool) -> None:
+    """Add ``rows`` [..., H] to those of ``summed`` [V, H], in an order that is the same each time."""
+    if on_cuda:
+        # ``index_add_`` would add in any order there. The safe form asks the device for the largest of the tokens, all
+        # of which the forward has looked up (ATen/native/TensorAdvancedIndexing.cpp, ``_index_put_impl_``).
+        torch._index_put_impl_(summed, (tokens,), rows, accumulate=True, unsafe=True)
+    else:
+        summed.index_add_(0, tokens.flatten(), rows.flatten(0, -2))
 
 
 def attach_main_grad(parameter: torch.nn.Parameter, main_grad: torch.Tensor) -> None:

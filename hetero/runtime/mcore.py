@@ -251,6 +251,14 @@ def add_weight_gradients_by(add: Callable[[torch.Tensor, torch.Tensor, torch.Ten
     layers.LinearWithGradAccumulationAndAsyncCommunication = _AddingLinear
 
 
+def look_up_embeddings_by(look_up: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+    """Let ``look_up`` take the place of ``F.embedding`` in vocabulary-parallel embeddings (layers.py:287).
+
+    Called with tokens [B, S] and the weight [V, H]; returns rows [B, S, H].
+    """
+    layers.F = SimpleNamespace(embedding=look_up)
+
+
 class _Float64Sum(NamedTuple):
     """Float64 ``main_grad`` as megatron-core's backward may see it, which refuses to add to float64 (layers.py:568)."""
 

@@ -20,7 +20,13 @@ from hetero.runtime.delayed_wgrad import DelayedWeightGradients, delay_weight_gr
 from hetero.runtime.dtypes import DTYPES
 from hetero.runtime.layer_choice import LayerChoice, choose_layers
 from hetero.runtime.layer_spec import activation_function, stage_spec
-from hetero.runtime.main_grad import add_weight_gradient, can_fuse_accumulation, let_transformer_engine_accumulate
+from hetero.runtime.main_grad import (
+    add_weight_gradient,
+    can_fuse_accumulation,
+    let_embedding_accumulate,
+    let_transformer_engine_accumulate,
+    look_up_rows,
+)
 from hetero.runtime.microbatch import Microbatch
 from hetero.runtime.named_parameters import canonical_parameters, draw_weights
 from hetero.runtime.options import StageOptions
@@ -86,6 +92,7 @@ def build_stages(context: ParallelContext, *, options: StageOptions, seed: int) 
     """
     cpu_backend.install()
     mcore.add_weight_gradients_by(add_weight_gradient)
+    mcore.look_up_embeddings_by(look_up_rows)
     if context.plan.precision == "fp64":
         mcore.keep_float64_logits()
         mcore.keep_float64_router_scores()
@@ -124,6 +131,10 @@ def _build_stage(context: ParallelContext, work: StageContext, *, options: Stage
     dtype = DTYPES[plan.precision]
     if choice.transformer_engine is not None and _adds_by_itself(stage, choice):
         let_transformer_engine_accumulate(module)
+    if work.is_first and options.gradient_accumulation_fusion and _sums_on_device(stage):
+        let_embedding_accumulate(
+            module.embedding.word_embeddings.weight, head_accumulates=module.config.gradient_accumulation_fusion
+        )
     # Stock norms and position embeddings ignore params_dtype.
     module.to(dtype=dtype)
     if _begins_on_host(stage):
@@ -176,13 +187,16 @@ def _move_buffers(module: torch.nn.Module, device: torch.device) -> None:
 
 
 def _adds_by_itself(stage: Stage, choice: LayerChoice) -> bool:
-    """Whether fused kernels may add a weight's gradient to its ``main_grad``.
+    """Return whether the product that is a weight's gradient may add it to ``main_grad``.
 
-    They mark the weight, which a backward does not see itself where saved tensors go through hooks. And of gradients
-    that add up on the host there is no ``main_grad`` on the device.
+    It marks the weight, which a backward does not see itself where saved tensors go through hooks.
     """
-    offload = stage.offload
-    return choice.gradient_accumulation and offload.activations_until is None and offload.gradients_from is None
+    return choice.gradient_accumulation and stage.offload.activations_until is None and _sums_on_device(stage)
+
+
+def _sums_on_device(stage: Stage) -> bool:
+    """Return whether there is a ``main_grad`` on the device: gradients may add up on the host instead."""
+    return stage.offload.gradients_from is None
 
 
 def _padding_logits(model: ModelSpec, *, tp: int, tp_rank: int) -> int:

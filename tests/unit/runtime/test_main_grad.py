@@ -1,15 +1,20 @@
 """The sum of a parameter's gradients: added once each, whether autograd brings them or a kernel adds them itself."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from hetero.plan.ir import Precision
 from hetero.runtime.main_grad import (
+    _add_rows,
     add_grad,
     add_product,
     add_weight_gradient,
     attach_main_grad,
     can_fuse_accumulation,
+    let_embedding_accumulate,
+    look_up_rows,
     main_grad,
 )
 from tests.helpers.fused_kernels import apex_kernel, mixed_product
@@ -125,3 +130,70 @@ def test_what_can_be_added_by_its_product(precision: Precision, on_cpu: bool) ->
 def test_apex_adds_halves_where_torch_cannot() -> None:
     with apex_kernel(torch.float32):
         assert can_fuse_accumulation("bf16", CPU)
+
+
+TOKENS = torch.tensor([[1, 1, 0], [1, 0, 1]])
+"""The second row of a weight [2, 3] four times, the first one twice."""
+
+
+def test_an_embedding_adds_its_rows_to_the_sum_in_full_precision() -> None:
+    """1 + 2^-9 is 1 in bfloat16. What is left to autograd is not added, whatever it holds."""
+    weight = parameter()
+    let_embedding_accumulate(weight, head_accumulates=False)
+    main_grad(weight).fill_(3.0)
+    rows = look_up_rows(TOKENS, weight)
+    assert torch.equal(rows, torch.nn.functional.embedding(TOKENS, weight))
+    gradient = torch.ones(2, 3, 3, dtype=torch.bfloat16)
+    gradient[0, 0] = 2.0**-9
+    rows.backward(gradient)
+    assert weight.grad is not None, "autograd has called its hooks"
+    weight.grad.fill_(torch.nan)
+    add_grad(weight)
+    assert torch.equal(main_grad(weight), torch.tensor([[5.0] * 3, [6 + 2.0**-9] * 3]))
+
+
+def test_an_embedding_without_a_sum_leaves_its_gradient_to_autograd() -> None:
+    weight = torch.nn.Parameter(torch.ones(2, 3))
+    let_embedding_accumulate(weight, head_accumulates=False)
+    look_up_rows(TOKENS, weight).sum().backward()
+    assert torch.equal(weight.grad, torch.tensor([[2.0] * 3, [4.0] * 3]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("head_accumulates", [False, True])
+def test_an_embedding_that_is_the_head_counts_both_uses(head_accumulates: bool, dtype: torch.dtype) -> None:
+    """In one backward, after which autograd calls the hooks of the weight once."""
+    weight = parameter(dtype, used_twice=True)
+    let_embedding_accumulate(weight, head_accumulates=head_accumulates)
+    calls: list[torch.Tensor] = []
+    weight.register_post_accumulate_grad_hook(calls.append)
+    hidden = look_up_rows(TOKENS, weight)
+    (_Head.apply(hidden.flatten(0, 1), weight) if head_accumulates else hidden @ weight.t()).sum().backward()
+    assert len(calls) == 1
+    add_grad(weight)
+    # Six tokens of ones go into both rows of the head; a row's gradient is that of its hidden state, 2.
+    assert torch.equal(main_grad(weight), torch.tensor([[6.0 + 2 * 2] * 3, [6.0 + 4 * 2] * 3]))
+
+
+class _Head(torch.autograd.Function):
+    """Adds the gradient of its weight to ``main_grad``, as megatron-core's linear layers do."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, weight: torch.nn.Parameter) -> torch.Tensor:
+        ctx.save_for_backward(rows, weight)
+        return rows @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, weight = ctx.saved_tensors
+        main_grad(weight).add_(gradient.t() @ rows)
+        weight.grad_added_to_main_grad = True
+        rest = torch.zeros_like(weight) if weight.zero_out_wgrad else torch.full_like(weight, torch.nan)
+        return gradient @ weight, rest
+
+
+def test_rows_add_up_alike_on_both_devices() -> None:
+    rows, sums = torch.randn(2, 3, 3, dtype=torch.float64), [torch.ones(2, 3, dtype=torch.float64) for _ in range(2)]
+    for on_cuda, summed in zip((True, False), sums, strict=True):
+        _add_rows(summed, TOKENS, rows, on_cuda=on_cuda)
+    torch.testing.assert_close(*sums)
