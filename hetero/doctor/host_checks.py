@@ -232,24 +232,18 @@ def _other_cuda_of_transformer_engine(facts: HostFacts) -> str | None:
 
 
 def check_extensions(facts: HostFacts) -> Iterator[Finding]:
-    """apex and flash-attn, of which neither has to be there."""
+    """Say whether apex and flash-attn are installed, of which neither has to be there."""
     if not facts.gpus:
         return
-    fused = "fused_weight_gradient_mlp_cuda" in facts.modules
-    has_engine = TRANSFORMER_ENGINE in facts.packages
     if "apex" in facts.modules:
+        fused = "fused_weight_gradient_mlp_cuda" in facts.modules
         found = "installed, with" if fused else "installed, without"
-        yield _finding(
-            "apex",
-            f"{found} fused_weight_gradient_mlp_cuda",
-            warning=None if fused or has_engine else "build it with its CUDA extensions (docs/install.md)",
-        )
-    elif not has_engine:
+        yield Finding(severity="ok", subject="apex", found=f"{found} fused_weight_gradient_mlp_cuda")
+    else:
         yield Finding(
-            severity="warning",
+            severity="ok",
             subject="apex",
-            found="not installed: local layers do not add weight gradients inside of the product that makes them",
-            todo="build it with its CUDA extensions where TransformerEngine is not to be had (docs/install.md)",
+            found="not installed; torch's products add weight gradients without it",
         )
     if "flash-attn" in facts.packages:
         yield Finding(severity="ok", subject="flash-attn", found=facts.packages["flash-attn"])

@@ -40,6 +40,9 @@ def can_fuse_accumulation(precision: Precision, device: torch.device) -> bool:
 
     It always can where both have one dtype. Half precision needs a product with a float32 sum, which CUDA has.
     """
+    if device.type == "cpu" and torch.cuda.is_available():
+        # What megatron-core's layers leave to autograd would be on the GPU (layers.py:597,607).
+        return False
     dtype, gradient_dtype = DTYPES[precision], GRADIENT_DTYPES[precision]
     return dtype == gradient_dtype or _has_apex(gradient_dtype, device) or _has_mixed_product(dtype, device)
 

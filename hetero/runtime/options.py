@@ -30,8 +30,8 @@ class StageOptions:
         ``hybrid``: e4m3 forward, e5m2 backward.
     fp8_amax_history_len, fp8_amax_compute_algo: of the recipe ``delayed``: over how many microbatches the largest
         values are kept, and whether a scale follows the newest or the largest of them. Megatron-LM's defaults.
-    gradient_accumulation_fusion: let the kernel that computes a weight's gradient add it up as well, where it can:
-        TransformerEngine's, and in the local layers apex's if it is installed.
+    gradient_accumulation_fusion: let the product that is a weight's gradient add it to the sum over microbatches, where
+        it can, and an embedding the gradients of its rows.
     moe_router_load_balancing: the auxiliary loss of experts. ``aux_loss`` is a mean over each microbatch, so that it
         depends on the plan; ``seq_aux_loss`` is one over each sequence and does not.
     moe_aux_loss_coeff: factor of that loss; 0 leaves it out.

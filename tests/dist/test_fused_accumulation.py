@@ -13,6 +13,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from megatron.core.tensor_parallel import layers
 
 from hetero.plan.ir import Precision
 from hetero.runtime import layer_choice, main_grad, stage
@@ -163,3 +164,15 @@ def test_apexs_kernel_is_preferred() -> None:
     ((called,), (spared,)) = (run_ranks(calls_of_apex, 1, fusion) for fusion in (True, False))
     assert len(called) == 2 * (6 * 4 + 1)
     assert spared == []
+
+
+def train_where_transformer_engine_is_installed(rank: int, training: Training) -> Trace | None:
+    with mock.patch.object(layers, "HAVE_TE", True):
+        return train_each(rank, {"": training}, 2)[""]
+
+
+def test_local_layers_train_alike_where_transformer_engine_is_installed() -> None:
+    """megatron-core then asks TransformerEngine, which is not there, for what it leaves to autograd."""
+    plan = layout("one-stage", "gpt2-tied")
+    traces = run_ranks(train_where_transformer_engine_is_installed, 1, Training(plan))
+    assert_same_training(plan, traces, one_process(plan, 2), tolerance=TOLERANCE)

@@ -159,7 +159,8 @@ def overflow_on_one_rank(rank: int, plan: Plan, bad_rank: int) -> tuple[list[Ste
     for step in range(4):
         hook = None
         if rank == bad_rank and step in (1, 2):
-            _, tensor = next(iter(trainer.parameters.values()))
+            # One whose gradient autograd brings, as it does those of norms.
+            tensor = next(tensor for _, tensor in trainer.parameters.values() if tensor.dim() == 1)
             hook = tensor.register_hook(lambda gradient: torch.full_like(gradient, torch.inf))
         results.append(session.step())
         if hook is not None:

@@ -158,13 +158,13 @@ def train_stock(rank: int, plan: Plan) -> dict[str, dict[str, np.ndarray]]:
             stack.enter_context(stock_megatron.stand_ins())
         stack.enter_context(mock.patch.object(layers, "_grad_accum_fusion_available", False))
         for name, has_engine in (("local", False), ("transformer_engine", True)):
+            forget_groups()
             options = StockOptions(transformer_engine=has_engine, torch_attention=not has_engine)
             trainer = StockTrainer(plan, rank, adam=ADAM, seed=7, std=0.1, options=options)
             # The norm is a kernel of TransformerEngine's.
             with mock.patch.object(trainer._optimizer, "step", return_value=(True, 0.0, 0)):
                 trainer.step(microbatches(plan, rank, step=0))
             seen[name] = {key: tensor.main_grad.numpy() for key, (_, tensor) in trainer.parameters.items()}
-            forget_groups()
     return seen
 
 

@@ -30,6 +30,7 @@ PUT_BACK = (
     "torch.distributed.distributed_c10d",
     "megatron.core.parallel_state",
     "megatron.core.tensor_parallel.cross_entropy",
+    "megatron.core.tensor_parallel.layers",
     "megatron.core.tensor_parallel.random",
     "megatron.core.transformer.moe.moe_utils",
     "megatron.core.transformer.moe.router",

@@ -255,7 +255,7 @@ STAGE_OPTIONS = {
     ),
     "gradient_accumulation_fusion": off_switch(
         "--no-gradient-accumulation-fusion",
-        "Add up weights' gradients in a step of its own, also where TransformerEngine's or apex's kernels would do so.",
+        "Add weights' gradients of each microbatch to their sum in a pass of its own, not inside the product.",
         group=KERNELS,
     ),
     "attention_backend": flag(

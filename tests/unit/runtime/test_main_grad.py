@@ -127,6 +127,12 @@ def test_what_can_be_added_by_its_product(precision: Precision, on_cpu: bool) ->
         assert can_fuse_accumulation(precision, CPU) == on_cpu
 
 
+def test_a_cpu_beside_a_gpu_does_not_add_by_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """megatron-core makes what it leaves to autograd on the GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert not can_fuse_accumulation("fp32", CPU)
+
+
 def test_apex_adds_halves_where_torch_cannot() -> None:
     with apex_kernel(torch.float32):
         assert can_fuse_accumulation("bf16", CPU)
