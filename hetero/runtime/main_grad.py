@@ -3,10 +3,10 @@
 A parameter has three attributes beside ``.grad``:
 
 * ``main_grad``: the sum so far, of the parameter's shape, in full precision. A view of its bucket where it can be.
-* ``grad_added_to_main_grad``: a fused kernel has added the gradient of this backward itself. What autograd then puts
-  into ``.grad`` is a tensor of any content, there for the sake of its hooks.
+* ``grad_added_to_main_grad``: the layer has added the gradient of this backward itself. What autograd then puts into
+  ``.grad`` is a tensor of any content, there for the sake of its hooks.
 * ``zero_out_wgrad``, which megatron-core sets on a weight that one backward uses twice, as embedding and as head: what
-  the kernel leaves to autograd is zeros, which autograd has added to the other use's gradient.
+  is in ``.grad`` counts, as one use may have added its gradient itself, and left zeros, while the other has not.
 
 Who adds by itself:
 
@@ -14,7 +14,6 @@ Who adds by itself:
 * megatron-core's (0.16.1, tensor_parallel/layers.py:559-616, whose hook is in
   distributed/distributed_data_parallel.py:423-452), which ask for apex's extension: :func:`add_weight_gradient` takes
   its place and needs no apex.
-
 * the embedding of tokens: :func:`look_up_rows`
 
 A product that adds saves writing the gradient and a pass that reads it and the sum again, for every microbatch. An
