@@ -124,7 +124,7 @@ def look_up_rows(tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     The backward adds their gradients to ``main_grad`` where :func:`let_embedding_accumulate` has let it.
     """
     if getattr(weight, "accumulates_rows", False) and hasattr(weight, "main_grad"):
-        rows: torch.Tensor = _Rows.apply(tokens, weight)
+        rows: torch.Tensor = _Rows.apply(tokens, weight)  # type: ignore[no-untyped-call]  # torch has no type for it
         return rows
     return F.embedding(tokens, weight)
 

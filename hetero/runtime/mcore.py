@@ -29,7 +29,8 @@ _APEX_EXTENSION = getattr(layers, "fused_weight_gradient_mlp_cuda", None)
 """apex's extension, which megatron-core's linear layers have imported; ``None`` where it is not installed."""
 
 
-_Linear = layers.LinearWithGradAccumulationAndAsyncCommunication
+_Linear: Any = layers.LinearWithGradAccumulationAndAsyncCommunication
+"""megatron-core's own autograd function of linear layers, whose place :class:`_AddingLinear` takes."""
 
 
 class PipelinePosition:
