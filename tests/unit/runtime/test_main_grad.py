@@ -127,7 +127,7 @@ def test_what_can_be_added_by_its_product(precision: Precision, on_cpu: bool) ->
         assert can_fuse_accumulation(precision, CPU) == on_cpu
 
 
-def test_a_cpu_beside_a_gpu_does_not_add_by_products(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_on_a_machine_with_a_gpu_does_not_add_by_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """megatron-core makes what it leaves to autograd on the GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert not can_fuse_accumulation("fp32", CPU)
