@@ -290,6 +290,10 @@ class CostModel:
         """Layers on ``device`` are TransformerEngine's where that is installed: it has the precision and the device."""
         return self.precision in TRANSFORMER_ENGINE_PRECISIONS and self.device_types.of(device).has_transformer_engine
 
+    def keeps_scores(self, device: str) -> bool:
+        """Return whether attention on ``device`` keeps its scores for the backward."""
+        return self.runtime.runs_profiled_layers or self._times.implementation_on(device).writes_scores
+
     def saved_bytes(
         self, kind: ModuleKind, microbatch: MicrobatchShape, *, device: str, recompute: Recompute = "none"
     ) -> int:
@@ -301,7 +305,7 @@ class CostModel:
             if measured is not None:
                 return measured.saved_bytes * microbatch.micro_batch_size
         saved = megatron_core_saved_bytes(
-            kind, self.shape, microbatch, recompute=recompute, flash_attention=self.runtime.flash_attention
+            kind, self.shape, microbatch, recompute=recompute, flash_attention=not self.keeps_scores(device)
         )
         if microbatch.fp8 and recompute != "full" and kind not in ("embedding", "head"):
             saved += FP8_COPIES * (self.parameter_counts.sharded(kind) // microbatch.tp)

@@ -96,11 +96,6 @@ class RuntimeModel:
         return self.implementation is None
 
     @property
-    def flash_attention(self) -> bool:
-        """Attention keeps no scores."""
-        return self.implementation is not None and self.implementation.attention == "flash"
-
-    @property
     def drops(self) -> bool:
         """Masks of dropout are kept."""
         return self.implementation is not None and self.implementation.dropout

@@ -342,7 +342,7 @@ def stage_memory(
 
     blocks = saved_blocks(costs, config)
     activations = sum(block.num_bytes for block in blocks if block.kind != "head")
-    working = working_bytes(modules, costs.shape, microbatch, flash_attention=runtime.flash_attention)
+    working = working_bytes(modules, costs.shape, microbatch, flash_attention=not costs.keeps_scores(device))
     if config.recompute == "full":
         # The layer under recomputation has all of its activations once more.
         working += max(saved(block.kind) for block in blocks if block.is_recomputed)

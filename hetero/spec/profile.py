@@ -87,10 +87,12 @@ class LayerShape:
         return dataclasses.replace(self, vocabulary=1)
 
 
-AttentionKernel = Literal["unfused", "fused-softmax", "flash"]
-"""Whether attention writes its scores to memory: ``unfused`` for every operation on them, ``fused-softmax`` with scale,
-mask and softmax in one kernel (Megatron-LM's, which is for half precision only), ``flash`` never (FlashAttention,
-cuDNN's, torch's scaled dot product attention)."""
+AttentionKernel = Literal["unfused", "fused-softmax", "flash", "cudnn", "efficient"]
+"""What computes attention. ``unfused`` writes its scores to memory for every operation on them, ``fused-softmax`` once,
+with scale, mask and softmax in one kernel (Megatron-LM's, which is for half precision only). The others never write
+them: FlashAttention, cuDNN's kernel, and the memory-efficient one of torch."""
+
+_WRITE_SCORES: tuple[AttentionKernel, ...] = ("unfused", "fused-softmax")
 
 
 GradientSums = Literal["separate", "fused_in_blocks", "fused"]
@@ -115,6 +117,16 @@ class LayerImplementation:
     dropout: bool = False
     overlaps_collectives: bool = False
     gradient_sums: GradientSums | None = None
+
+    @property
+    def writes_scores(self) -> bool:
+        """Attention writes its scores to memory, and keeps them for its backward."""
+        return self.attention in _WRITE_SCORES
+
+
+def have_like_costs(a: AttentionKernel, b: AttentionKernel | None) -> bool:
+    """Return whether one estimate holds for both kernels: they are the same, or neither writes the scores."""
+    return a == b or (b is not None and a not in _WRITE_SCORES and b not in _WRITE_SCORES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,7 +273,10 @@ def _from_version_1(profile: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_version_2(profile: dict[str, Any]) -> dict[str, Any]:
-    """Version 2 does not say who adds gradients to their sums; what ``hetero profile run`` timed had the passes."""
+    """Version 2 does not say who adds gradients to their sums; what ``hetero profile run`` timed had the passes.
+
+    It called every kernel of attention that writes no scores ``flash``: which one ran, it did not know.
+    """
     sums = {"local": "separate", "transformer_engine": "fused_in_blocks"}.get(profile.get("layers") or "")
     implementation = profile.get("implementation", {})
     if sums is None or not isinstance(implementation, dict):
@@ -284,7 +299,7 @@ class Profile:
     in_a_step: how many times as long the kernels of a layer take in a running step, in which a device never rests, as
         they take timed alone.
     all_reduce: bandwidths of the collectives that the times contain, on the machine that was measured.
-    implementation: of the layers that were timed.
+    implementation: of the layers that were timed, with the kernel of attention that ran.
     layers: whose they were, where somebody said so; of two profiles that differ in nothing else the first counts.
     recomputed, split_backwards: of blocks; without them what recomputation and the weights' gradients take is an
         estimate.

@@ -230,7 +230,7 @@ def _core_attention_s(kernels: Kernels, layer: LayerConfig, compute_pass: Comput
     shape, implementation = layer.shape, layer.implementation
     length, backward = layer.seq_length, compute_pass == "backward"
     heads = shape.heads * layer.micro_batch_size / layer.tp
-    if implementation.attention == "flash":
+    if not implementation.writes_scores:
         operations = 2 * heads * length**2 * shape.kv_channels
         return kernels.flash_s(operations * (FLASH_BACKWARD if backward else 1), backward=backward)
     channels, element = shape.kv_channels, layer.element_bytes

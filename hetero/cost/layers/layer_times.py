@@ -43,7 +43,17 @@ from hetero.cost.layers.throughput_fit import (
 )
 from hetero.cost.layers.work import Work, layer_work, parameters_of
 from hetero.plan.ir import Precision, Recompute
-from hetero.spec.profile import HALVES, Half, LayerImplementation, LayerKind, LayerShape, LayerTime, ModuleKind, Profile
+from hetero.spec.profile import (
+    HALVES,
+    Half,
+    LayerImplementation,
+    LayerKind,
+    LayerShape,
+    LayerTime,
+    ModuleKind,
+    Profile,
+    have_like_costs,
+)
 from hetero.units import BYTES_OF_PRECISION
 
 PASSES: tuple[ComputePass, ...] = ("forward", "backward")
@@ -101,6 +111,29 @@ class LayerTimes:
                 self._shape, device=device, seq_length=self._seq_length, precision=self._precision
             )
         return self._profiles[device]
+
+    def implementation_on(self, device: str) -> LayerImplementation:
+        """Return how layers on ``device`` are put together: as the runtime does it, else as profiled.
+
+        Which kernel of attention a device has, a plan does not say and the device does. A profile of these layers knows
+        it where it has measured this project's own layers, or where its kernel costs as much as the runtime's.
+        The host CPU adds weight gradients as its profile says: which of its products can, the runtime finds out there.
+        """
+        if device not in self._implementations:
+            self._implementations[device] = self._find_implementation(device)
+        return self._implementations[device]
+
+    def _find_implementation(self, device: str) -> LayerImplementation:
+        profile, runs = self.profile_of(device), self._implementation
+        profiled = profile.implementation if profile is not None else LayerImplementation()
+        if runs is None:
+            return profiled
+        of_own_layers = profile is not None and profile.layers is not None and not runs.writes_scores
+        if of_own_layers or (profile is not None and have_like_costs(runs.attention, profiled.attention)):
+            runs = dataclasses.replace(runs, attention=profiled.attention)
+        if self._references.profiles.device_types.of(device).is_host:
+            runs = dataclasses.replace(runs, gradient_sums=profiled.gradient_sums)
+        return runs
 
     def work(self, kind: ModuleKind, *, tp: int, micro_batch_size: int) -> Work:
         """Operations and bytes of one forward of a layer."""
@@ -183,26 +216,13 @@ class LayerTimes:
             else weights_s
         )
 
-    def _implementation_on(self, device: str) -> LayerImplementation:
-        """How layers on ``device`` are put together: as the runtime does it, else as profiled.
-
-        The host CPU adds weight gradients as its profile says: which of its products can, the runtime finds out there.
-        """
-        profile = self.profile_of(device)
-        profiled = profile.implementation if profile is not None else LayerImplementation()
-        if self._implementation is None:
-            return profiled
-        if self._references.profiles.device_types.of(device).is_host:
-            return dataclasses.replace(self._implementation, gradient_sums=profiled.gradient_sums)
-        return self._implementation
-
     def _layer(self, kind: ModuleKind, on: LayerPlacement) -> LayerConfig:
         return LayerConfig(
             kind=kind,
             shape=self._shape,
             seq_length=self._seq_length,
             element_bytes=BYTES_OF_PRECISION[self._precision],
-            implementation=self._implementation_on(on.device),
+            implementation=self.implementation_on(on.device),
             tp=on.tp,
             micro_batch_size=on.micro_batch_size,
             sequence_parallel=on.sequence_parallel and on.tp > 1,
@@ -256,7 +276,8 @@ class LayerTimes:
         if profile is None or self._implementation is None:
             return profile
         # Of proportions little depends on who adds the gradients.
-        here = dataclasses.replace(self._implementation, gradient_sums=profile.implementation.gradient_sums)
+        sums = profile.implementation.gradient_sums
+        here = dataclasses.replace(self.implementation_on(device), gradient_sums=sums)
         return profile if here == profile.implementation else None
 
     def _half(self, half: Half, on: LayerPlacement) -> LayerCost:

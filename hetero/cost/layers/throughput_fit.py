@@ -36,7 +36,7 @@ from hetero.cost.layers.kernels import Kernels
 from hetero.cost.layers.launches import counted_launches_s
 from hetero.cost.layers.layer_kernels import ComputePass, KernelSeconds, LayerConfig, kernel_seconds
 from hetero.spec.devices import DataSheet
-from hetero.spec.profile import AttentionKernel, LayerKind, LayerTime, ModuleKind, Profile
+from hetero.spec.profile import AttentionKernel, LayerKind, LayerTime, ModuleKind, Profile, have_like_costs
 from hetero.units import BYTES_OF_PRECISION
 
 LEANING = 0.01
@@ -130,7 +130,8 @@ class Throughput:
         return min(self.most_host_s, counted_launches_s(layer, self.compute_pass))
 
     def _attention_multiple(self, layer: LayerConfig) -> float:
-        return self.attention if layer.implementation.attention == self.measured_attention else self.linear
+        is_fitted = have_like_costs(layer.implementation.attention, self.measured_attention)
+        return self.attention if is_fitted else self.linear
 
     def _parts(self, layer: LayerConfig) -> KernelSeconds:
         return kernel_seconds(self.kernels, layer, self.compute_pass)

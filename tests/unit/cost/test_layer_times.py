@@ -20,6 +20,7 @@ from hetero.errors import ConfigError
 from hetero.spec.link import GroupLink, Link
 from hetero.spec.profile import (
     HALVES,
+    AttentionKernel,
     GradientSums,
     LayerImplementation,
     LayerMemory,
@@ -263,6 +264,44 @@ class TestOtherLayersThanThoseProfiled:
     def test_the_ends_have_no_attention(self, kind: ModuleKind) -> None:
         cost = self.costs(self.measured(ends_s=(0.25, 0.5))).layer(kind, tp=1, **HERE)
         assert (cost.forward_s, cost.backward_s, cost.confidence) == (0.25, 0.5, Confidence.MEASURED)
+
+    @pytest.mark.parametrize("tp", [1, 2])
+    @pytest.mark.parametrize(
+        ("attention", "layers", "confidence"),
+        [
+            ("cudnn", None, Confidence.MEASURED),
+            ("efficient", "local", Confidence.MEASURED),
+            ("unfused", "local", Confidence.MEASURED),
+            ("fused-softmax", "transformer_engine", Confidence.MEASURED),
+            ("unfused", None, Confidence.ESTIMATED),
+        ],
+    )
+    def test_the_kernel_that_the_device_has_is_the_one_that_runs(
+        self, attention: AttentionKernel, layers: Any, confidence: Confidence, tp: int
+    ) -> None:
+        """Where our own layers were measured, or kernels that cost alike; other projects' scores are taken off."""
+        implementation = dataclasses.replace(HETERO_LAYERS, attention=attention)
+        measured = self.measured(implementation=implementation, layers=layers)
+        costs = self.costs(measured)
+        assert costs.layer("block", tp=tp, **HERE).confidence == confidence
+        keeps = attention in ("unfused", "fused-softmax") and layers is not None
+        assert costs.keeps_scores("A100-40") == keeps
+        saved = {
+            runs: self.costs(measured, runtime=dataclasses.replace(HETERO, implementation=runs)).saved_bytes(
+                "block", costs.microbatch(tp=tp, micro_batch_size=1), device="A100-40"
+            )
+            for runs in (HETERO_LAYERS, UNFUSED)
+        }
+        assert (saved[HETERO_LAYERS] == saved[UNFUSED]) == keeps
+
+    def test_a_run_that_asks_for_scores_has_them(self) -> None:
+        measured = self.measured(
+            implementation=dataclasses.replace(HETERO_LAYERS, attention="cudnn"), layers="transformer_engine"
+        )
+        runtime = dataclasses.replace(HETERO, implementation=UNFUSED)
+        costs = self.costs(measured, runtime=runtime)
+        assert costs.keeps_scores("A100-40")
+        assert costs.layer("block", tp=1, **HERE).confidence == Confidence.ESTIMATED
 
     def test_dropout_is_more(self) -> None:
         with_dropout = dataclasses.replace(HETERO, implementation=FLASH_WITH_DROPOUT)

@@ -1,7 +1,7 @@
 """Attention of the local layers computes what megatron-core's own does, and keeps no scores."""
 
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +14,17 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn.attention import SDPBackend
 
 from hetero.runtime import cpu_backend
-from hetero.runtime.attention import KERNELS, ScaledDotProductAttention, kernel_of
+from hetero.runtime.attention import (
+    KERNELS,
+    ScaledDotProductAttention,
+    attention_kernel,
+    attention_that_ran,
+    kernel_of,
+)
+from hetero.runtime.layer_choice import LayerChoice
+from hetero.runtime.options import StageOptions
+from tests.helpers.models import llama_model
+from tests.helpers.plans import plan, replica, stage
 
 S, B, D = 48, 3, 16
 
@@ -135,7 +145,7 @@ def test_heads_are_copied_where_the_only_kernel_without_scores_knows_no_groups(m
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", record)
     found = results(ours(config(groups=2)), inputs, None)
-    assert grouped == [True]
+    assert grouped == [True, False]
     assert shapes == [(4, 4, False)]
     for ours_, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours_, theirs, rtol=1e-12, atol=1e-12)
@@ -178,6 +188,75 @@ def test_it_is_computed_again_with_the_same_dropout() -> None:
     (output * weights).sum().backward()
     for again, once in zip([output, *(each.grad for each in inputs)], whole, strict=True):
         torch.testing.assert_close(again, once, rtol=0, atol=0)
+
+
+def test_a_log_names_the_kernel_of_the_heads_that_a_step_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Played: from 64 tokens on, with a backward and dropout in sixteenths, the device has cuDNN's, else the last one."""
+    model = llama_model(num_attention_heads=8, num_query_groups=4, kv_channels=16, hidden_size=128)
+    whole = plan(model, [replica(stage(layers=(0, 4), ranks=(0, 1), tp=2, mbs=3), num_samples=3)], seq_length=96)
+    asked: list[tuple[torch.Tensor, ...]] = []
+
+    def choose(*heads: object, **_: object) -> int:
+        query, key, value, _mask, dropout = heads[:5]
+        assert isinstance(query, torch.Tensor)
+        assert isinstance(key, torch.Tensor)
+        assert isinstance(value, torch.Tensor)
+        asked.append((query, key, value))
+        trains = query.requires_grad and key.requires_grad and value.requires_grad and torch.is_grad_enabled()
+        fits = query.shape[2] >= 64 and trains and float(str(dropout)) * 16 % 1 == 0
+        return int((SDPBackend.CUDNN_ATTENTION if fits else SDPBackend.EFFICIENT_ATTENTION).value)
+
+    monkeypatch.setattr(torch, "_fused_sdp_choice", choose)
+    for dropout, kernel in ((0.125, "torch cudnn_attention"), (0.1, "torch efficient_attention")):
+        named = attention_kernel(
+            whole,
+            whole.replicas[0].stages[0],
+            StageOptions(attention_dropout=dropout),
+            LayerChoice(transformer_engine=None),
+            device=torch.device("cpu"),
+            dtype=torch.bfloat16,
+        )
+        assert named == kernel
+    query, key, value = asked[0]
+    assert (query.shape, key.shape, value.shape) == ((3, 4, 96, 16), (3, 2, 96, 16), (3, 2, 96, 16))
+    assert query.dtype == key.dtype == value.dtype == torch.bfloat16
+    # The queries are a tensor of their own, the values a cut of the product that all three come from.
+    assert query.stride() == (4 * 16, 16, 3 * 4 * 16, 1)
+    assert value.stride()[2:] == (3 * 2 * (2 + 2) * 16, 1)
+
+
+@pytest.mark.parametrize(
+    ("dropout", "backend", "kernel"),
+    [(0.0, "auto", "flash"), (0.0, "unfused", "unfused"), (0.1, "auto", "unfused")],
+)
+def test_a_profile_names_the_kernel_that_ran(dropout: float, backend: str, kernel: str) -> None:
+    attention = ours(config(attention_dropout=dropout, attention_backend=AttnBackend[backend]))
+    layer = torch.nn.ModuleDict({"norm": torch.nn.LayerNorm(4), "attention": attention})
+    assert attention_that_ran(layer) is None, "nothing has run"
+    attention(*heads_of(4, 4))
+    assert attention_that_ran(layer) == kernel
+    assert attention_that_ran(layer["norm"]) is None
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kernel"),
+    [
+        ({"use_flash_attention": False, "use_fused_attention": True, "use_unfused_attention": False}, "cudnn"),
+        ({"use_flash_attention": True, "use_fused_attention": False, "use_unfused_attention": False}, "flash"),
+        ({"use_flash_attention": False, "use_fused_attention": False, "use_unfused_attention": True}, "fused-softmax"),
+        ({"use_flash_attention": None, "use_fused_attention": None, "use_unfused_attention": None}, None),
+    ],
+)
+def test_transformer_engine_is_asked_what_it_has_chosen(
+    chosen: dict[str, bool | None], kernel: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its layers are subclassed by megatron-core."""
+    name = "transformer_engine.pytorch.attention.dot_product_attention.dot_product_attention"
+    module = ModuleType(name)
+    vars(module)["_attention_backends"] = chosen
+    monkeypatch.setitem(sys.modules, name, module)
+    theirs = type("DotProductAttention", (torch.nn.Module,), {"__module__": name})
+    assert attention_that_ran(torch.nn.Sequential(type("TEDotProductAttention", (theirs,), {})())) == kernel
 
 
 def test_every_backend_of_megatron_lm_has_its_kernels() -> None:
