@@ -1,29 +1,27 @@
-"""Measures the profiles of one device point by point, within a budget of time, and writes each point as it comes."""
+"""Measures the profiles of one device within a budget of time: every point a few times, then every point more often.
+
+Every measurement is in its file before the next one begins.
+"""
 
 import argparse
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
-from hetero.doctor.facts import HostFacts
 from hetero.errors import ConfigError
-from hetero.plan.ir import Plan
-from hetero.profiling.measure_point import Share, measure_point
-from hetero.profiling.points import NUM_ESSENTIAL, RECOMPUTED, ProfilePoint, points
-from hetero.profiling.profile_file import ProfileFile, model_name, profile_file_name
-from hetero.profiling.profiled_plan import STAGE_OF, ProfiledModel
-from hetero.profiling.repetitions import LEAST
-from hetero.profiling.run_options import TPS
-from hetero.runtime.layer_choice import LayerChoice, choose_layers
-from hetero.runtime.options import StageOptions
-from hetero.spec.devices import DeviceType
-from hetero.spec.model_import import load_model, precision_of
-from hetero.spec.profile import Arithmetic, LayerImplementation, LayerShape, LayerTime, Profile, Provenance
+from hetero.profiling.built_parts import BuiltParts
+from hetero.profiling.compiled_shapes import compile_for_each_shape
+from hetero.profiling.expected_times import ExpectedTimes
+from hetero.profiling.measure_point import MeasuredPoint, PassBytes, Share, measure_point
+from hetero.profiling.points import NUM_ESSENTIAL, ProfilePoint, described
+from hetero.profiling.profile_file import ProfileFile
+from hetero.profiling.profiled_plan import STAGE_OF
+from hetero.profiling.requested_profiles import ProfiledDevice, RequestedProfile, requested_points, requested_profiles
+from hetero.profiling.stage_part import world_of_rank_0
 
 MOST_S = 3.0
 """Seconds that one point is repeated for at most: a heuristic, some hundred repetitions of a block on a GPU."""
@@ -31,61 +29,8 @@ MOST_S = 3.0
 _BUSY_S = 1.0
 """Between two looks at whether all has been measured."""
 
-NO_PRECISION = "fp32"
-"""Of a model whose file says none, as ``hetero plan`` has it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProfiledDevice:
-    """The device that is measured.
-
-    type: what profiles and plans call it.
-    hardware: what it calls itself.
-    node: the name of its node.
-    facts: of its host.
-    num_beside: other devices of the launch, which compute while this one is measured.
-    is_shared: several ranks of the launch are on one device.
-    """
-
-    device: torch.device
-    type: DeviceType
-    hardware: str
-    node: str
-    facts: HostFacts
-    num_beside: int = 0
-    is_shared: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Combination:
-    """A precision and whose layers, which have a profile of their own, at ``path`` and with ``head``."""
-
-    path: Path
-    head: Profile
-    profiled: ProfiledModel
-    options: StageOptions
-    label: str
-
-
-@dataclass(slots=True)
-class _Expectations:
-    """What points are expected to take, from those that were measured.
-
-    repetition_s: by combination and sort of point, of one of relative cost 1.
-    around_s: beside the repetitions: to build the layer, to warm up, to weigh its memory.
-    """
-
-    repetition_s: dict[tuple[int, str, str], float] = field(default_factory=dict)
-    around_s: float = 0.0
-
-    def learn(self, number: int, point: ProfilePoint, *, repetition_s: float, around_s: float) -> None:
-        self.repetition_s[number, point.what, point.kind] = repetition_s / point.relative_cost
-        # The first point loads libraries, too.
-        self.around_s = min(self.around_s or around_s, around_s)
-
-    def least_s(self, number: int, point: ProfilePoint) -> float:
-        rate = self.repetition_s.get((number, point.what, point.kind), 0.0)
-        return (1 + LEAST) * rate * point.relative_cost
+PointOfProfile = tuple[int, ProfilePoint]
+"""The number of a profile, and a point of it."""
 
 
 def measure_device(
@@ -107,52 +52,37 @@ def measure_device(
             in the memory.
     """
     deadline_s = clock() + args.budget_seconds
-    combinations = list(_combinations(args, on, date=date))
-    files = [ProfileFile(each.path, each.head) for each in combinations]
-    wanted = _points(args, combinations[0].profiled)
-    todo = [(number, point) for point in wanted for number, file in enumerate(files) if file.left([point])]
-    total = len(wanted) * len(combinations)
-    say(
-        f"{on.type.name} ({on.hardware}): {len(todo)} of {total} points are to be measured, the most telling first, "
-        f"in {args.budget_seconds:g} s"
-    )
-    expected, began_s = _Expectations(), clock()
-    too_large: dict[tuple[int, str, str], float] = {}
-    for done, (number, point) in enumerate(todo):
-        combination, left_s = combinations[number], deadline_s - clock()
-        is_essential = point in wanted[:NUM_ESSENTIAL]
-        if left_s <= 0 and not is_essential:
-            break
-        series = number, point.what, point.kind
-        begins_with_none = files[number].profile is None and point.what != "passes"
-        fits = point.relative_cost < too_large.get(series, math.inf)
-        in_time = is_essential or expected.least_s(number, point) <= left_s
-        if begins_with_none or not fits or not in_time:
-            continue
-        even_s = left_s / (len(todo) - done) - expected.around_s
-        longest_s, start_s = math.inf if is_essential else left_s, clock()
-        share = Share(seconds=max(0.0, min(MOST_S, even_s)), longest_s=longest_s)
-        try:
-            found = measure_point(
-                point, combination.profiled, options=combination.options, device=on.device, share=share
-            )
-        except torch.OutOfMemoryError as error:
-            too_large[series] = point.relative_cost
-            say(f"{combination.label}{point}: does not fit in the memory of the device, and is left out{_short(error)}")
-            continue
-        if found is None:
-            continue
-        repeated_s = max(share.seconds, LEAST * found.repetition_s)
-        around_s = max(0.0, clock() - start_s - repeated_s)
-        expected.learn(number, point, repetition_s=found.repetition_s, around_s=around_s)
-        files[number].add(found.measured, found.memory)
-        average_s = (clock() - began_s) / (done + 1)
-        to_go_s = max(0.0, min(average_s * (len(todo) - done - 1), deadline_s - clock()))
-        say(f"[{done + 1}/{len(todo)}] {combination.label}{point}: {found.said}; about {to_go_s:.0f} s to go")
-    return _written(combinations, files, wanted, say)
+    requested = list(requested_profiles(args, on, date=date))
+    wanted = requested_points(args, requested[0].layers.profiled)
+    world_size = _world_size(wanted)
+    with world_of_rank_0(world_size=world_size), compile_for_each_shape():
+        run = _DeviceRun(
+            requested,
+            wanted,
+            BuiltParts(on.device, world_size=world_size),
+            device=on.device,
+            deadline_s=deadline_s,
+            say=say,
+            clock=clock,
+        )
+        total = len(wanted) * len(requested)
+        say(
+            f"{on.type.name} ({on.hardware}): {len(run.todo)} of {total} points are to be measured, the most telling "
+            f"first, in {args.budget_seconds:g} s"
+        )
+        run.measure_each()
+        run.measure_more_often()
+    return run.written()
 
 
-def keep_busy(args: argparse.Namespace, on: ProfiledDevice, *, date: str, is_over: Callable[[], bool]) -> None:
+def keep_busy(
+    args: argparse.Namespace,
+    on: ProfiledDevice,
+    *,
+    date: str,
+    is_over: Callable[[], bool],
+    clock: Callable[[], float] = time.perf_counter,
+) -> None:
     """Compute what others measure, until ``is_over``: devices that share power, memory or cores share them in training.
 
     Args:
@@ -162,136 +92,185 @@ def keep_busy(args: argparse.Namespace, on: ProfiledDevice, *, date: str, is_ove
     Raises:
         ConfigError: the flags do not go with the model or the device.
     """
-    combination = next(_combinations(args, on, date=date))
-    point = _points(args, combination.profiled)[0]
-    share = Share(seconds=_BUSY_S, longest_s=math.inf)
-    while not is_over():
+    profile = next(requested_profiles(args, on, date=date))
+    wanted = requested_points(args, profile.layers.profiled)
+    share, world_size = Share(seconds=_BUSY_S, longest_s=math.inf), _world_size(wanted)
+    with world_of_rank_0(world_size=world_size):
+        parts = BuiltParts(on.device, world_size=world_size)
+        while not is_over():
+            try:
+                part = parts.take(profile.layers, wanted[0])
+                measure_point(wanted[0], part, device=on.device, share=share, clock=clock)
+            except torch.OutOfMemoryError:
+                return
+
+
+def _world_size(wanted: Sequence[ProfilePoint]) -> int:
+    return len(STAGE_OF) * max(point.tp for point in wanted)
+
+
+class _DeviceRun:
+    """Measures points of several profiles in two rounds.
+
+    todo: what the files do not have, the most telling first.
+    """
+
+    def __init__(
+        self,
+        requested: Sequence[RequestedProfile],
+        wanted: Sequence[ProfilePoint],
+        parts: BuiltParts,
+        *,
+        device: torch.device,
+        deadline_s: float,
+        say: Callable[[str], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._requested = requested
+        self._files = [ProfileFile(each.path, each.head) for each in requested]
+        self._wanted = wanted
+        self._parts = parts
+        self._device = device
+        self._deadline_s = deadline_s
+        self._say = say
+        self._clock = clock
+        self._expected = ExpectedTimes()
+        self._too_large: dict[tuple[int, str, str], float] = {}
+        self._measured: dict[PointOfProfile, MeasuredPoint] = {}
+        self.todo: list[PointOfProfile] = [
+            (number, point) for point in wanted for number, file in enumerate(self._files) if file.left([point])
+        ]
+
+    @property
+    def _left_s(self) -> float:
+        return self._deadline_s - self._clock()
+
+    def measure_each(self) -> None:
+        """Measure each point, what no plan can do without for its share of the time, and the others a few times."""
+        for done, task in enumerate(self.todo):
+            number, point = task
+            is_essential = point in self._wanted[:NUM_ESSENTIAL]
+            if self._does_not_fit(task) or not (is_essential or self._is_in_time(task)):
+                continue
+            even_s = self._left_s / (len(self.todo) - done) - self._expected.preparation_s
+            share = Share(
+                seconds=max(0.0, min(MOST_S, even_s)) if is_essential else 0.0,
+                longest_s=math.inf if is_essential else self._left_s,
+            )
+            try:
+                found = self._visit(task, share)
+            except torch.OutOfMemoryError as error:
+                self._too_large[number, point.what, point.kind] = point.relative_cost
+                label = self._requested[number].label
+                self._say(f"{label}{point}: does not fit in the memory of the device, and is left out{_short(error)}")
+                continue
+            if found is not None:
+                self._say_progress(f"[{done + 1}/{len(self.todo)}]", task, to_do=self.todo[done + 1 :])
+
+    def measure_more_often(self) -> None:
+        """Share out the time left among the points of this run, one part of the model after another."""
+        tasks = list(self._measured)
+        firsts = {(number, point.part): place for place, (number, point) in reversed(list(enumerate(tasks)))}
+        tasks.sort(key=lambda task: firsts[task[0], task[1].part])
+        for done, task in enumerate(tasks):
+            before, left_s = self._measured[task], self._left_s
+            seconds = min(MOST_S, left_s / (len(tasks) - done) - self._overhead_s(task))
+            if seconds <= before.repetitions * before.repetition_s:
+                continue
+            try:
+                found = self._visit(task, Share(seconds=seconds, longest_s=left_s), known=before.bytes)
+            except torch.OutOfMemoryError:
+                # It fitted before, on a device that others use as well: what was measured stays.
+                continue
+            if found is not None:
+                self._say_progress(f"[{done + 1}/{len(tasks)} more often]", task, to_do=[])
+
+    def written(self) -> list[Path]:
+        """Say what is in each profile, and what is not, and why; return their paths.
+
+        Raises:
+            ConfigError: no block fits in the memory of the device.
+        """
+        for number, (profile, file) in enumerate(zip(self._requested, self._files, strict=True)):
+            if file.profile is None:
+                raise ConfigError(
+                    f"{profile.label}{self._wanted[0]}, and all that was tried beside it, does not fit in the "
+                    "memory of the device; give a smaller --micro-batch-size or --seq-length, or a larger --tp"
+                )
+            left = file.left(self._wanted)
+            self._say(f"{profile.path}: {len(self._wanted) - len(left)} of {len(self._wanted)} points")
+            too_large = [point for point in left if self._does_not_fit((number, point))]
+            too_late = [point for point in left if point not in too_large]
+            if too_large:
+                self._say(f"  do not fit in the memory of the device: {described(too_large)}")
+            if too_late:
+                needed_s = sum(self._expected.visit_s(number, point) for point in too_late)
+                self._say(f"  there was no time for {described(too_late)}")
+                self._say(
+                    f"  the same command goes on with them; --budget-seconds {math.ceil(needed_s)} is about enough"
+                )
+        flags = " ".join(f"--profile {each.path}" for each in self._requested)
+        self._say(f"hetero plan {flags} ...")
+        return [each.path for each in self._requested]
+
+    def _does_not_fit(self, task: PointOfProfile) -> bool:
+        """Return whether ``task`` is as large as one that did not fit, or needs a block, none of which fits."""
+        number, point = task
+        if point.relative_cost >= self._too_large.get((number, point.what, point.kind), math.inf):
+            return True
+        return self._files[number].profile is None and point.what != "passes"
+
+    def _is_in_time(self, task: PointOfProfile) -> bool:
+        return 0 < self._left_s >= self._expected.least_s(*task)
+
+    def _overhead_s(self, task: PointOfProfile) -> float:
+        """Return the seconds of another visit that are no repetitions: of the warm-up, and to build the part again."""
+        number, point = task
+        has_part = self._parts.has(self._requested[number].layers, point)
+        return 2 * self._measured[task].repetition_s + (0.0 if has_part else self._expected.preparation_s)
+
+    def _visit(self, task: PointOfProfile, share: Share, known: PassBytes | None = None) -> MeasuredPoint | None:
+        """Measure ``task``, alone on the device if there is no room beside other parts, and write what was found."""
+        number, point = task
+        start_s, has_room = self._clock(), True
         try:
-            measure_point(point, combination.profiled, options=combination.options, device=on.device, share=share)
+            found = self._measure(task, share, known)
         except torch.OutOfMemoryError:
-            return
+            has_room = False
+            if not self._parts.forget_others(self._requested[number].layers, point):
+                raise
+        if not has_room:
+            # Only here the traceback is gone, and with it what the first try had allocated.
+            found = self._measure(task, share, known)
+        if found is not None:
+            self._measured[task] = found
+            self._expected.learn(
+                number,
+                point,
+                repetition_s=found.repetition_s,
+                repetitions=found.repetitions,
+                all_s=self._clock() - start_s,
+            )
+            self._files[number].add(found.measured, found.memory, attention=found.attention)
+        return found
+
+    def _measure(self, task: PointOfProfile, share: Share, known: PassBytes | None) -> MeasuredPoint | None:
+        number, point = task
+        start_s = self._clock()
+        part = self._parts.take(self._requested[number].layers, point)
+        left_s = share.longest_s - (self._clock() - start_s)
+        share = share._replace(longest_s=left_s)
+        return measure_point(point, part, device=self._device, share=share, clock=self._clock, known=known)
+
+    def _say_progress(self, place: str, task: PointOfProfile, *, to_do: Sequence[PointOfProfile]) -> None:
+        number, point = task
+        label, said = self._requested[number].label, self._measured[task].said
+        more_s = sum(self._expected.visit_s(*each) for each in to_do) + MOST_S * (len(self.todo))
+        to_go_s = max(0.0, min(self._left_s, more_s))
+        self._say(f"{place} {label}{point}: {said}; about {to_go_s:.0f} s to go")
 
 
 def _short(error: torch.OutOfMemoryError) -> str:
-    """What torch says it asked for, and what was there: ``; Tried to allocate 2.00 GiB. GPU 0 has ... is free``."""
+    """Return what torch asked for and what was free: ``; Tried to allocate 2.00 GiB. GPU 0 has ... is free``."""
     found = re.search(r"Tried to allocate .*?(?:is free|$)", str(error), re.DOTALL)
     return "" if found is None else f"; {found[0].strip()}"
-
-
-def _written(
-    combinations: Sequence[_Combination],
-    files: Sequence[ProfileFile],
-    wanted: Sequence[ProfilePoint],
-    say: Callable[[str], None],
-) -> list[Path]:
-    for each, file in zip(combinations, files, strict=True):
-        if file.profile is None:
-            raise ConfigError(
-                f"{each.label}{wanted[0]}, and all that was tried beside it, does not fit in the memory of the device; "
-                "give a smaller --micro-batch-size or --seq-length, or a larger --tp"
-            )
-        num_left = len(file.left(wanted))
-        rest = f"; {num_left} are left, for which the same command goes on" if num_left else ""
-        say(f"{each.path}: {len(wanted) - num_left} of {len(wanted)} points{rest}")
-    flags = " ".join(f"--profile {each.path}" for each in combinations)
-    say(f"hetero plan {flags} ...")
-    return [each.path for each in combinations]
-
-
-def _combinations(args: argparse.Namespace, on: ProfiledDevice, *, date: str) -> Iterator[_Combination]:
-    """One for each precision and kind of layers."""
-    model = load_model(args.model)
-    seq_length = model.max_position_embeddings if args.seq_length is None else args.seq_length
-    precisions = args.precision or [precision_of(args.model) or NO_PRECISION]
-    paths: dict[Path, str] = {}
-    for precision in precisions:
-        for layers in args.transformer_impl:
-            profiled = ProfiledModel(model=model, device=on.type, seq_length=seq_length, precision=precision)
-            options = StageOptions(
-                hidden_dropout=args.hidden_dropout, attention_dropout=args.attention_dropout, transformer_impl=layers
-            )
-            plan = profiled.plan(tp=1, micro_batch_size=1)
-            choice = choose_layers(plan, plan.replicas[0].stages[STAGE_OF["block"]], options, device=on.device)
-            whose = "local" if choice.transformer_engine is None else "transformer_engine"
-            name = model_name(args.model)
-            path = args.out / profile_file_name(name, device=on.type.name, precision=precision, layers=whose)
-            if path in paths:
-                raise ConfigError(
-                    f"--transformer-impl: {paths[path]} and {layers} are the same layers here ({choice.layers}); keep "
-                    "one of them"
-                )
-            paths[path] = layers
-            head = _head(args, plan, on, name=name, date=date, choice=choice)
-            several = len(precisions) * len(args.transformer_impl) > 1
-            label = f"{precision} {whose}: " if several else ""
-            yield _Combination(path=path, head=head, profiled=profiled, options=options, label=label)
-
-
-def _beside(num: int) -> str:
-    others = f"{num} other device{'' if num == 1 else 's'}"
-    return f"{others} of the launch computed meanwhile" if num else "no other device was made to compute meanwhile"
-
-
-def _head(
-    args: argparse.Namespace, plan: Plan, on: ProfiledDevice, *, name: str, date: str, choice: LayerChoice
-) -> Profile:
-    """A profile of nothing yet: its one time is to be replaced."""
-    return Profile(
-        device=on.type.name,
-        model=name,
-        shape=LayerShape.of(plan.model),
-        seq_length=plan.seq_length,
-        precision=plan.precision,
-        arithmetic=_arithmetic(plan),
-        tp_collectives_included=False,
-        implementation=LayerImplementation(
-            attention="flash",
-            dropout=max(args.hidden_dropout, args.attention_dropout) > 0,
-            overlaps_collectives=True,
-            gradient_sums="fused" if choice.gradient_accumulation else "separate",
-        ),
-        layers="local" if choice.transformer_engine is None else "transformer_engine",
-        provenance=Provenance(
-            measured_by="hetero profile run",
-            source=f"hetero profile run, {date}, on {on.facts.host}",
-            licence="that of whoever measured",
-            notes=(
-                "each layer was timed alone, tensor-parallel ones as one of their ranks, without collectives",
-                _beside(on.num_beside),
-                *(["several ranks shared a device: the times mean nothing"] if on.is_shared else []),
-                "medians; spreads are from the first to the third quartile, as a part of the median",
-            ),
-            date=date,
-            command=args.command_line,
-            hardware=on.hardware,
-            versions=versions_of(on.facts),
-        ),
-        times=(LayerTime(kind="block", tp=1, micro_batch_size=1, forward_s=0.0, backward_s=0.0),),
-    )
-
-
-def versions_of(facts: HostFacts) -> dict[str, str]:
-    """Of what seconds may depend on."""
-    cuda = facts.torch.cuda if facts.torch is not None else None
-    cudnn = str(facts.torch.cudnn) if facts.torch is not None and facts.torch.cudnn is not None else None
-    others = {"cuda": cuda, "cudnn": cudnn, "driver": facts.driver}
-    packages = {name: version for name, version in facts.packages.items() if name != "safetensors"}
-    return packages | {name: version for name, version in others.items() if version}
-
-
-def _arithmetic(plan: Plan) -> Arithmetic:
-    if plan.precision == "fp32" and torch.cuda.is_available() and torch.backends.cuda.matmul.allow_tf32:
-        return "tf32"
-    return plan.precision
-
-
-def _points(args: argparse.Namespace, profiled: ProfiledModel) -> list[ProfilePoint]:
-    """Those that the flags ask for.
-
-    Raises:
-        ConfigError: the model cannot be cut for a ``--tp``.
-    """
-    for tp in args.tp or ():
-        profiled.plan(tp=tp, micro_batch_size=1)
-    tps = args.tp or [tp for tp in TPS if profiled.can_have(tp=tp)]
-    return points(tps, args.micro_batch_size, recomputes=[each for each in args.recompute if each in RECOMPUTED])

@@ -6,11 +6,15 @@ from itertools import pairwise
 
 import torch
 
+from hetero.profiling.compiled_shapes import num_compiled_graphs
 from hetero.profiling.repetitions import LEAST, Repetitions
 
 BATCH = 4
 """Repetitions that are launched on a GPU before anybody waits for it. The first of them is not counted: the device was
 idle before it, as it never is in a running step."""
+
+MOST_WARM_UPS = 8
+"""Rounds of a warm-up: experts, which get other numbers of tokens in each, may compile in some of the first ones."""
 
 Parts = Sequence[Callable[[], None]]
 
@@ -25,20 +29,19 @@ def time_parts(
 ) -> list[Repetitions] | None:
     """Run ``parts`` one after another, again and again for ``seconds``, and sum up what each of them took.
 
-    Once to warm up, which does not count, and then :data:`.LEAST` times at least.
+    Some rounds to warm up do not count: none in which torch.compile compiles something, nor the first one, in which
+    libraries load kernels. Then :data:`.LEAST` rounds follow at least.
 
     Args:
-        longest_s: that all of it may take; where the warm-up says that it would take longer, nothing more is run.
+        longest_s: that all of it may take; where the last round of the warm-up says that it would take longer, nothing
+            more is run.
 
     Returns:
         by part; ``None`` if there was not the time.
     """
     began_s = clock()
-    for part in parts:
-        part()
-    _wait_for(device)
-    warm_up_s = clock() - began_s
-    if (1 + LEAST) * warm_up_s > longest_s:
+    lap_s = _warm_up(parts, device, clock)
+    if LEAST * lap_s > longest_s - (clock() - began_s):
         return None
     laps = _on_cuda(parts) if device.type == "cuda" else _on_host(parts, clock)
     end_s = clock() + seconds
@@ -46,6 +49,19 @@ def time_parts(
     while len(found) < LEAST or clock() < end_s:
         found += next(laps)
     return [Repetitions.of(each) for each in zip(*found, strict=True)]
+
+
+def _warm_up(parts: Parts, device: torch.device, clock: Callable[[], float]) -> float:
+    """Run rounds until one compiles nothing, and return what the last one took."""
+    for number in range(MOST_WARM_UPS):
+        num_graphs, start_s = num_compiled_graphs(), clock()
+        for part in parts:
+            part()
+        _wait_for(device)
+        is_cold = device.type == "cuda" and number == 0
+        if num_compiled_graphs() == num_graphs and not is_cold:
+            break
+    return clock() - start_s
 
 
 def _on_host(parts: Parts, clock: Callable[[], float]) -> Iterator[list[list[float]]]:

@@ -1,8 +1,6 @@
-"""Measures one point of a profile: builds the layer, warms up, and times and weighs its passes."""
+"""Measures one point of a profile: warms up, and times and weighs the passes of a part of the model."""
 
 import dataclasses
-import gc
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,11 +10,17 @@ from hetero.profiling.figures import rounded
 from hetero.profiling.laps import time_parts
 from hetero.profiling.points import ProfilePoint
 from hetero.profiling.profile_file import Measured
-from hetero.profiling.profiled_plan import ProfiledModel
 from hetero.profiling.repetitions import Repetitions
-from hetero.profiling.stage_part import StagePart, one_rank, peak_bytes
-from hetero.runtime.options import StageOptions
-from hetero.spec.profile import LAYER_KINDS, LayerMemory, LayerTime, RecomputedTime, SplitBackwardTime, UpdateTime
+from hetero.profiling.stage_part import StagePart, peak_bytes
+from hetero.spec.profile import (
+    LAYER_KINDS,
+    AttentionKernel,
+    LayerMemory,
+    LayerTime,
+    RecomputedTime,
+    SplitBackwardTime,
+    UpdateTime,
+)
 
 
 class Share(NamedTuple):
@@ -33,55 +37,59 @@ class Share(NamedTuple):
 class MeasuredPoint(NamedTuple):
     """Has what was measured of a point.
 
-    memory: parameters and bytes of the layer, where they are known from it.
-    repetition_s: what one repetition of all its parts took.
+    repetition_s: what one repetition of all its passes took; there were ``repetitions``.
     said: a line that says it.
+    memory: parameters and bytes of the layer, where they are known from it.
+    bytes: of passes, what they save and the most that they allocate.
+    attention: the kernel of attention that ran, where it is known.
     """
 
     measured: Measured
-    memory: LayerMemory | None
     repetition_s: float
+    repetitions: int
     said: str
+    memory: LayerMemory | None = None
+    bytes: "PassBytes | None" = None
+    attention: AttentionKernel | None = None
+
+
+class PassBytes(NamedTuple):
+    """What a forward and a backward hold: as in :class:`.LayerTime`, and the bytes of the forward's output."""
+
+    saved: int
+    peak: int
+    output: int
 
 
 def measure_point(
-    point: ProfilePoint, profiled: ProfiledModel, *, options: StageOptions, device: torch.device, share: Share
+    point: ProfilePoint,
+    part: StagePart,
+    *,
+    device: torch.device,
+    share: Share,
+    clock: Callable[[], float],
+    known: PassBytes | None = None,
 ) -> MeasuredPoint | None:
-    """Measure ``point``; ``None`` where ``share`` is too short for it, as is known after its warm-up.
+    """Measure ``point`` on its ``part``; ``None`` where ``share`` is too short for it, as is known after its warm-up.
+
+    Args:
+        known: bytes of its passes, from when it was measured before.
 
     Raises:
-        ConfigError: the model cannot be cut so.
         torch.OutOfMemoryError: it does not fit on the device.
     """
-    plan = profiled.plan(
-        tp=point.tp,
-        micro_batch_size=point.micro_batch_size,
-        recompute=point.what if point.what in ("selective", "full") else "none",
-        splits_backward=point.what == "split",
-    )
-    _free(device)
-    began_s = time.perf_counter()
-    with one_rank(plan, point.kind, device) as context:
-        part = StagePart(context, point.kind, options=options)
 
-        def timed(*parts: Callable[[], None]) -> list[Repetitions] | None:
-            left_s = share.longest_s - (time.perf_counter() - began_s)
-            return time_parts(parts, device=device, seconds=share.seconds, longest_s=left_s)
+    def timed(*passes: Callable[[], None]) -> list[Repetitions] | None:
+        return time_parts(passes, device=device, seconds=share.seconds, longest_s=share.longest_s, clock=clock)
 
-        match point.what:
-            case "update":
-                return _update(point, timed(part.update))
-            case "split":
-                return _split(point, timed(part.forward, part.backward, part.weight_gradients))
-            case _:
-                return _passes(point, part, timed, device)
-
-
-def _free(device: torch.device) -> None:
-    """Let go of what the last point has left behind, cycles of modules among it."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    match point.what:
+        case "update":
+            return _update(point, timed(part.update))
+        case "split":
+            found = _split(point, timed(part.forward, part.backward, part.weight_gradients))
+        case _:
+            found = _passes(point, part, timed(part.forward, part.backward), device, known)
+    return found if found is None else found._replace(attention=part.attention)
 
 
 def _update(point: ProfilePoint, found: list[Repetitions] | None) -> MeasuredPoint | None:
@@ -96,7 +104,7 @@ def _update(point: ProfilePoint, found: list[Repetitions] | None) -> MeasuredPoi
         spread=rounded(update.spread),
         repetitions=update.count,
     )
-    return MeasuredPoint(measured, None, update.median_s, _said(update=update))
+    return MeasuredPoint(measured, update.median_s, update.count, _said(update=update))
 
 
 def _split(point: ProfilePoint, found: list[Repetitions] | None) -> MeasuredPoint | None:
@@ -113,27 +121,22 @@ def _split(point: ProfilePoint, found: list[Repetitions] | None) -> MeasuredPoin
         repetitions=weights.count,
     )
     repetition_s = forward.median_s + inputs.median_s + weights.median_s
-    return MeasuredPoint(measured, None, repetition_s, _said(input_gradients=inputs, weight_gradients=weights))
+    said = _said(input_gradients=inputs, weight_gradients=weights)
+    return MeasuredPoint(measured, repetition_s, weights.count, said)
 
 
 def _passes(
-    point: ProfilePoint, part: StagePart, timed: Callable[..., list[Repetitions] | None], device: torch.device
+    point: ProfilePoint,
+    part: StagePart,
+    found: list[Repetitions] | None,
+    device: torch.device,
+    known: PassBytes | None,
 ) -> MeasuredPoint | None:
-    found = timed(part.forward, part.backward)
     if found is None:
         return None
-    saved = part.saved_bytes()
-    output = part.output_bytes
-    part.backward()
-
-    def both() -> None:
-        part.forward()
-        part.backward()
-
-    peak = peak_bytes(both, device)
+    num_bytes = known or _weigh(part, device)
     forward, backward = found
-    repetition_s = forward.median_s + backward.median_s
-    said = f"{_said(forward=forward, backward=backward)}; saves {saved:,} bytes, peak {peak:,}"
+    said = f"{_said(forward=forward, backward=backward)}; saves {num_bytes.saved:,} bytes, peak {num_bytes.peak:,}"
     plain = LayerTime(
         kind=point.kind,
         tp=point.tp,
@@ -143,27 +146,47 @@ def _passes(
         forward_spread=rounded(forward.spread),
         backward_spread=rounded(backward.spread),
         repetitions=forward.count,
-        saved_bytes=saved,
-        peak_bytes=peak,
+        saved_bytes=num_bytes.saved,
+        peak_bytes=num_bytes.peak,
     )
+    measured: Measured = plain
     if point.what == "selective" or point.what == "full":
         same = {field.name: getattr(plain, field.name) for field in dataclasses.fields(plain) if field.name != "kind"}
-        return MeasuredPoint(RecomputedTime(recompute=point.what, **same), None, repetition_s, said)
-    memory = next(
-        (
-            LayerMemory(
+        measured = RecomputedTime(recompute=point.what, **same)
+    return MeasuredPoint(
+        measured,
+        forward.median_s + backward.median_s,
+        forward.count,
+        said,
+        memory=_layer_memory(point, part, num_bytes) if point.what == "passes" else None,
+        bytes=num_bytes,
+    )
+
+
+def _weigh(part: StagePart, device: torch.device) -> PassBytes:
+    saved = part.saved_bytes()
+    output = part.output_bytes
+    part.backward()
+
+    def both() -> None:
+        part.forward()
+        part.backward()
+
+    return PassBytes(saved=saved, peak=peak_bytes(both, device), output=output)
+
+
+def _layer_memory(point: ProfilePoint, part: StagePart, num_bytes: PassBytes) -> LayerMemory | None:
+    """Return the memory of a whole layer; profiles do not have that of halves."""
+    for kind in LAYER_KINDS:
+        if kind == point.kind:
+            return LayerMemory(
                 kind=kind,
                 tp=point.tp,
                 parameters=part.parameters,
-                saved_bytes=saved // point.micro_batch_size,
-                output_bytes=output // point.micro_batch_size,
+                saved_bytes=num_bytes.saved // point.micro_batch_size,
+                output_bytes=num_bytes.output // point.micro_batch_size,
             )
-            for kind in LAYER_KINDS
-            if kind == point.kind
-        ),
-        None,
-    )
-    return MeasuredPoint(plain, memory, repetition_s, said)
+    return None
 
 
 def _said(**found: Repetitions) -> str:

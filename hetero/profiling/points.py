@@ -2,10 +2,11 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from hetero.plan.ir import Recompute
 from hetero.spec.profile import ModuleKind, Profile
 
 What = Literal["passes", "selective", "full", "split", "update"]
@@ -46,6 +47,12 @@ class ProfilePoint:
     micro_batch_size: int
 
     def __str__(self) -> str:
+        size = "" if self.what == "update" else f", microbatch {self.micro_batch_size}"
+        return f"{self.sort}, tp {self.tp}{size}"
+
+    @property
+    def sort(self) -> str:
+        """What is measured of which layer, in words."""
         names = {
             "passes": self.kind,
             "selective": f"{self.kind}, selective recomputation",
@@ -53,8 +60,17 @@ class ProfilePoint:
             "split": f"{self.kind}, split backward",
             "update": f"update of {self.kind}",
         }
-        size = "" if self.what == "update" else f", microbatch {self.micro_batch_size}"
-        return f"{names[self.what]}, tp {self.tp}{size}"
+        return names[self.what]
+
+    @property
+    def part(self) -> "PartOfModel":
+        """What has to be built for it; many points have one in common."""
+        return PartOfModel(
+            kind=self.kind,
+            tp=self.tp,
+            recompute=self.what if self.what in ("selective", "full") else "none",
+            splits_backward=self.what == "split",
+        )
 
     @property
     def relative_cost(self) -> float:
@@ -75,6 +91,15 @@ class ProfilePoint:
                 return any(each.micro_batch_size == size for each in profile.recomputed_of(recompute, tp=self.tp))
 
 
+class PartOfModel(NamedTuple):
+    """A module on one of ``tp`` ranks, in the way in which its passes run."""
+
+    kind: ModuleKind
+    tp: int
+    recompute: Recompute
+    splits_backward: bool
+
+
 def points(tps: Sequence[int], micro_batch_sizes: Sequence[int], *, recomputes: Sequence[str]) -> list[ProfilePoint]:
     """All points, the most telling first: the middle of everything, then what is farthest from what was measured.
 
@@ -93,6 +118,23 @@ def points(tps: Sequence[int], micro_batch_sizes: Sequence[int], *, recomputes: 
                 (first + number * stride, rank, ProfilePoint(what=what, kind=kind, tp=tp, micro_batch_size=size))
             )
     return [point for _, _, point in sorted(due, key=lambda each: each[:2])]
+
+
+def described(chosen: Iterable[ProfilePoint]) -> str:
+    """Name points in one line: ``head (tp 1: microbatch 2, 4); update of head (tp 1, tp 2)``."""
+    sorts: dict[str, dict[int, list[int]]] = {}
+    for point in chosen:
+        sizes = sorts.setdefault(point.sort, {}).setdefault(point.tp, [])
+        sizes += [] if point.what == "update" else [point.micro_batch_size]
+    return "; ".join(f"{sort} ({_tps_and_sizes(tps)})" for sort, tps in sorts.items())
+
+
+def _tps_and_sizes(sizes_of: dict[int, list[int]]) -> str:
+    if not any(sizes_of.values()):
+        return ", ".join(f"tp {tp}" for tp in sorted(sizes_of))
+    return "; ".join(
+        f"tp {tp}: microbatch {', '.join(map(str, sorted(sizes)))}" for tp, sizes in sorted(sizes_of.items())
+    )
 
 
 def farthest_first(tps: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[int, int]]:

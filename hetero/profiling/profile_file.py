@@ -4,14 +4,24 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hetero.errors import ConfigError
 from hetero.profiling.points import ProfilePoint
 from hetero.serialization import load, save
-from hetero.spec.profile import LayerMemory, LayerTime, Profile, RecomputedTime, SplitBackwardTime, UpdateTime
+from hetero.spec.profile import (
+    AttentionKernel,
+    LayerMemory,
+    LayerTime,
+    Profile,
+    RecomputedTime,
+    SplitBackwardTime,
+    UpdateTime,
+)
 
 Measured = LayerTime | RecomputedTime | SplitBackwardTime | UpdateTime
+
+AnyMeasured = TypeVar("AnyMeasured", bound=Measured)
 
 _THE_SAME = (
     *("device", "shape", "seq_length", "precision", "arithmetic", "layers", "implementation"),
@@ -49,16 +59,24 @@ class ProfileFile:
             return list(points)
         return [each for each in points if not each.is_in(profile)]
 
-    def add(self, measured: Measured, memory: LayerMemory | None) -> None:
-        """Write one more measurement, and ``memory`` unless that layer's is known.
+    def add(self, measured: Measured, memory: LayerMemory | None, *, attention: AttentionKernel | None = None) -> None:
+        """Write a measurement, in place of an earlier one of its point, and ``memory`` unless that layer's is known.
 
         The first one is a :class:`LayerTime`: a profile without any says nothing.
+
+        Args:
+            attention: the kernel that ran, if it is known. The profile names that of its first measurement, and has a
+                note where another ran.
         """
         if self.profile is None:
             assert isinstance(measured, LayerTime), "the first point is a layer's"
-            profile = dataclasses.replace(self._head, times=(measured,))
+            implementation = self._head.implementation
+            runs = dataclasses.replace(implementation, attention=attention or implementation.attention)
+            profile = dataclasses.replace(self._head, times=(measured,), implementation=runs)
         else:
             profile = _with(self.profile, measured)
+        if attention is not None and attention != profile.implementation.attention:
+            profile = _with_note(profile, f"attention ran by the kernel {attention} in {_place_of(measured)}")
         if memory is not None and profile.memory_of(memory.kind, tp=memory.tp) is None:
             profile = dataclasses.replace(profile, memory=(*profile.memory, memory))
         save(profile, self.path)
@@ -82,17 +100,42 @@ def _file_name(name: str) -> str:
 def _with(profile: Profile, measured: Measured) -> Profile:
     match measured:
         case LayerTime():
-            return dataclasses.replace(profile, times=(*profile.times, measured))
+            return dataclasses.replace(profile, times=_in_place(profile.times, measured))
         case RecomputedTime():
-            return dataclasses.replace(profile, recomputed=(*profile.recomputed, measured))
+            return dataclasses.replace(profile, recomputed=_in_place(profile.recomputed, measured))
         case SplitBackwardTime():
-            return dataclasses.replace(profile, split_backwards=(*profile.split_backwards, measured))
+            return dataclasses.replace(profile, split_backwards=_in_place(profile.split_backwards, measured))
         case UpdateTime():
-            return dataclasses.replace(profile, updates=(*profile.updates, measured))
+            return dataclasses.replace(profile, updates=_in_place(profile.updates, measured))
+
+
+def _in_place(series: tuple[AnyMeasured, ...], measured: AnyMeasured) -> tuple[AnyMeasured, ...]:
+    """Return ``series`` with ``measured`` where the same point stands, else at the end."""
+    places = [_place_of(each) for each in series]
+    if _place_of(measured) not in places:
+        return (*series, measured)
+    number = places.index(_place_of(measured))
+    return (*series[:number], measured, *series[number + 1 :])
+
+
+def _place_of(measured: Measured) -> str:
+    """Return which point of its series was measured."""
+    names = ("kind", "recompute", "tp", "micro_batch_size")
+    return ", ".join(f"{name} {getattr(measured, name)}" for name in names if hasattr(measured, name))
+
+
+def _with_note(profile: Profile, note: str) -> Profile:
+    provenance = profile.provenance
+    if note in provenance.notes:
+        return profile
+    return dataclasses.replace(profile, provenance=dataclasses.replace(provenance, notes=(*provenance.notes, note)))
 
 
 def _difference(there: Profile, here: Profile) -> tuple[str, Any, Any] | None:
     """What differs, with both values; ``None`` where one can go on with the other."""
+    # The kernel of attention is known once something ran.
+    runs = dataclasses.replace(here.implementation, attention=there.implementation.attention)
+    here = dataclasses.replace(here, implementation=runs)
     for name in _THE_SAME:
         if getattr(there, name) != getattr(here, name):
             return name, getattr(there, name), getattr(here, name)

@@ -35,20 +35,32 @@ class ProfiledModel:
     precision: Precision
 
     def plan(
-        self, *, tp: int, micro_batch_size: int, recompute: Recompute = "none", splits_backward: bool = False
+        self,
+        *,
+        tp: int,
+        micro_batch_size: int,
+        recompute: Recompute = "none",
+        splits_backward: bool = False,
+        on_rank_0: ModuleKind = "embedding",
+        world_size: int = 0,
     ) -> Plan:
-        """A pipeline of this model, whose ranks of one stage come before those of the next.
+        """Make a pipeline of this model with a stage for each kind of module.
 
         Embedding and head have weights of their own there: what either takes does not depend on whose they are.
+
+        Args:
+            on_rank_0: whose stage has the first ranks; the stages after it have the next ones, and so on around.
+            world_size: with idle ranks up to this number.
 
         Raises:
             ConfigError: the model cannot be cut so, or the device has not the precision.
         """
+        firsts = [(number - STAGE_OF[on_rank_0]) % len(STAGE_OF) * tp for number in range(len(STAGE_OF))]
         stages = tuple(
             Stage(
                 first_layer=0,
                 end_layer=1,
-                ranks=tuple(range(number * tp, (number + 1) * tp)),
+                ranks=tuple(range(first, first + tp)),
                 device=self.device.name,
                 tp=tp,
                 micro_batch_size=micro_batch_size,
@@ -56,7 +68,7 @@ class ProfiledModel:
                 recompute=recompute,
                 wgrad_delay=0 if splits_backward else None,
             ).with_layers(*_EDGES[number : number + 2])
-            for number in range(len(_EDGES) - 1)
+            for number, first in enumerate(firsts)
         )
         num_samples = len(stages) * micro_batch_size
         plan = Plan(
@@ -66,6 +78,7 @@ class ProfiledModel:
             precision=self.precision,
             devices=() if self.device.name in SHIPPED_DEVICES else (self.device,),
             replicas=(Replica(num_samples=num_samples, stages=stages),),
+            idle_ranks=tuple(range(len(stages) * tp, world_size)),
         )
         try:
             validate(plan)

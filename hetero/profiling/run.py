@@ -29,7 +29,7 @@ from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from hetero.standard_output import add_output_options, answer, directed_output, tell_error
 
 if TYPE_CHECKING:
-    from hetero.profiling.device_run import ProfiledDevice
+    from hetero.profiling.requested_profiles import ProfiledDevice
 
 
 def main(argv: Sequence[str]) -> int:
@@ -124,7 +124,7 @@ def _profiled_device(args: argparse.Namespace, name: str | None, known: DeviceCa
 
     from hetero.distributed.runtime_versions import cudnn_note
     from hetero.doctor.torch_facts import torch_facts
-    from hetero.profiling.device_run import ProfiledDevice
+    from hetero.profiling.requested_profiles import ProfiledDevice
 
     facts = host_facts(dict(os.environ), torch_facts())
     if facts.torch is not None and (note := cudnn_note(facts.torch.cudnn)):

@@ -7,6 +7,7 @@ Tensor shapes: S rows of a sequence, B samples of a microbatch, H hidden size.
 """
 
 import contextlib
+import dataclasses
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -18,10 +19,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hetero.distributed.process_groups import ParallelContext, create_groups
-from hetero.plan.ir import Plan
-from hetero.profiling.profiled_plan import STAGE_OF
+from hetero.distributed.process_groups import ParallelContext
 from hetero.runtime import mcore
+from hetero.runtime.attention import attention_that_ran
 from hetero.runtime.buckets import local_buckets
 from hetero.runtime.dtypes import GRADIENT_DTYPES
 from hetero.runtime.layer_choice import LayerChoice
@@ -29,8 +29,8 @@ from hetero.runtime.main_grad import add_grad, comes_later, drop_grad
 from hetero.runtime.microbatch import Microbatch
 from hetero.runtime.optimizer import AdamOptions, Optimizer, StepResult
 from hetero.runtime.options import StageOptions
-from hetero.runtime.stage import build_stages
-from hetero.spec.profile import ModuleKind
+from hetero.runtime.stage import StageModel, build_stages
+from hetero.spec.profile import AttentionKernel, ModuleKind
 
 SEED = 1234
 
@@ -40,17 +40,18 @@ ADAM = AdamOptions(lr=1e-4, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8, clip_
 _NORM = 2 * ADAM.clip_grad
 """Of the gradient, which is clipped therefore."""
 
+_WEIGHTS_STD = 0.02
+"""What a product takes does not depend on its factors, but what power it draws does: zeros would be faster."""
+
 
 @contextlib.contextmanager
-def one_rank(plan: Plan, kind: ModuleKind, device: torch.device) -> Iterator[ParallelContext]:
-    """This process as the first rank of the stage that has ``kind``, of a world in which nobody else is."""
-    number = STAGE_OF[kind]
-    rank = plan.replicas[0].stages[number].ranks[0]
+def world_of_rank_0(*, world_size: int) -> Iterator[None]:
+    """Make this process rank 0 of a world that has no other process, and in which no message is sent."""
     # Each process group that torch makes puts a rank before the messages of exceptions, around those of the last one.
     excepthook = sys.excepthook
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=plan.world_size)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     try:
-        yield create_groups(plan, device=device)
+        yield
     finally:
         mcore.forget_groups()
         dist.destroy_process_group()
@@ -60,34 +61,62 @@ def one_rank(plan: Plan, kind: ModuleKind, device: torch.device) -> Iterator[Par
 class StagePart:
     """A block, half of one, the embedding or the head, with weights, gradients and optimizer as in a training.
 
+    It runs microbatches of any size, one after another. Weights are random, and not those of a training.
+
     Args:
+        context: of rank 0, which holds the stage with ``kind`` alone.
         kind: of the stages at the ends, their layer is dropped, and the embedding, or norm, head and loss, are left.
+        options: with no ``init_method_std``, as nobody asks for weights that every plan has alike.
     """
 
     def __init__(self, context: ParallelContext, kind: ModuleKind, *, options: StageOptions) -> None:
+        assert options.init_method_std is None, "drawing them takes longer than all measurements"
         self._context = context
         self._device = context.device
-        (self._model,) = build_stages(context, options=options, seed=SEED)
+        (model,) = build_stages(context, options=options, seed=SEED)
         buckets = local_buckets(
-            context, self._model.parameters, bucket_numel=1, gradient_dtype=GRADIENT_DTYPES[context.plan.precision]
+            context, model.parameters, bucket_numel=1, gradient_dtype=GRADIENT_DTYPES[context.plan.precision]
         )
-        module = self._model.module
+        module = model.module
         if kind in ("embedding", "head"):
             module.decoder.layers = torch.nn.ModuleList()
         kept = set(module.parameters())
+        self._model = dataclasses.replace(
+            model, parameters={name: each for name, each in model.parameters.items() if each[1] in kept}
+        )
+        _fill(self._model)
         self._buckets = [local for local in buckets if local.tensors() <= kept]
         for tensor in kept:
             tensor.register_post_accumulate_grad_hook(drop_grad if comes_later(tensor) else add_grad)
-        self._input_SBH = None if module.pre_process else self._hidden()
-        self._batch = self._made_up_batch() if module.pre_process or module.post_process else None
+        self._micro_batch_size = 0
+        self._input_SBH: torch.Tensor | None = None
+        self._batch: Microbatch | None = None
         self._gradient: torch.Tensor | None = None
         self._output: torch.Tensor | None = None
         self._optimizer: Optimizer | None = None
+
+    def take_turn(self, *, micro_batch_size: int) -> None:
+        """Run microbatches of this size from now on, and let megatron-core's globals be those of this part."""
+        (work,) = self._context.stages
+        num_stages = len(self._context.plan.replicas[work.placement.replica].stages)
+        mcore.install_parallel_state(mcore.process_group_collection(work, num_stages=num_stages))
+        if micro_batch_size == self._micro_batch_size:
+            return
+        self._micro_batch_size = micro_batch_size
+        self._gradient = self._output = None
+        module = self._model.module
+        self._input_SBH = None if module.pre_process else self._hidden()
+        self._batch = self._made_up_batch() if module.pre_process or module.post_process else None
 
     @property
     def choice(self) -> LayerChoice:
         """Whose layers they are."""
         return self._model.choice
+
+    @property
+    def attention(self) -> AttentionKernel | None:
+        """The kernel of attention that the last forward ran; ``None`` without attention, or where it is not known."""
+        return attention_that_ran(self._model.module)
 
     @property
     def parameters(self) -> int:
@@ -149,16 +178,29 @@ class StagePart:
         return sum(storage.nbytes() for storage in kept.values())
 
     def _hidden(self) -> torch.Tensor:
-        stage, plan = self._context.stages[0].stage, self._context.plan
-        shape = (plan.seq_length, stage.micro_batch_size, plan.model.hidden_size)
+        plan = self._context.plan
+        shape = (plan.seq_length, self._micro_batch_size, plan.model.hidden_size)
         return torch.randn(shape, device=self._device).to(self._model.dtype)
 
     def _made_up_batch(self) -> Microbatch:
         plan = self._context.plan
-        shape = (self._context.stages[0].stage.micro_batch_size, plan.seq_length)
+        shape = (self._micro_batch_size, plan.seq_length)
         tokens = torch.randint(plan.model.vocab_size, shape, device=self._device)
         positions = torch.arange(plan.seq_length, device=self._device).expand(shape).contiguous()
         return Microbatch(tokens, positions, tokens, torch.ones(shape, device=self._device))
+
+
+@torch.no_grad()
+def _fill(model: StageModel) -> None:
+    """Give weights values on their device, in which no product overflows."""
+    for parameter, tensor in model.parameters.values():
+        match parameter.init:
+            case "zeros":
+                tensor.zero_()
+            case "ones":
+                tensor.fill_(1.0)
+            case _:
+                tensor.normal_(std=_WEIGHTS_STD)
 
 
 def peak_bytes(work: Callable[[], None], device: torch.device) -> int:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from hetero.distributed.launch_store import launch_store, tell, told_by_all
 from hetero.distributed.shared_devices import check_nccl_of_shared_devices, sharing_note
 from hetero.errors import HeteroError, MembershipError
-from hetero.profiling.device_run import ProfiledDevice, keep_busy, measure_device, versions_of
+from hetero.profiling.device_run import keep_busy, measure_device
 from hetero.profiling.measured_links import MeasuredLinks, measured_links
 from hetero.profiling.rank_links import (
     RankDevice,
@@ -22,6 +22,7 @@ from hetero.profiling.rank_links import (
     measuring_ranks,
     ranks_by_gpu,
 )
+from hetero.profiling.requested_profiles import ProfiledDevice, versions_of
 from hetero.serialization import save
 from hetero.spec.profile import Provenance
 

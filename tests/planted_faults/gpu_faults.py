@@ -304,6 +304,47 @@ GPU_FAULTS = (
         replace="",
         hints=("tests/dist/test_grad_sync.py",),
     ),
+    # Profiles of a device.
+    Fault(
+        name="a log asks for the kernel of attention without a backward",
+        kind="wrong kernel",
+        file="hetero/runtime/attention.py",
+        find="dtype=dtype, requires_grad=True)",
+        replace="dtype=dtype)",
+        hints=("tests/unit/runtime/test_attention.py",),
+    ),
+    Fault(
+        name="a profile builds a part of the model for each of its points",
+        kind="waste",
+        file="hetero/profiling/built_parts.py",
+        find="self._parts.pop(key) if key in self._parts else self._build(layers, point)",
+        replace="self._build(layers, point)",
+        hints=("tests/unit/profiling/test_device_run.py",),
+    ),
+    Fault(
+        name="compiling counts as a repetition of a layer",
+        kind="missing check",
+        file="hetero/profiling/laps.py",
+        find="if num_compiled_graphs() == num_graphs and not is_cold:",
+        replace="if not is_cold:",
+        hints=("tests/unit/profiling/test_laps.py", "tests/unit/profiling/test_device_run.py"),
+    ),
+    Fault(
+        name="microbatches of all sizes are measured with one compiled function",
+        kind="wrong kernel",
+        file="hetero/profiling/compiled_shapes.py",
+        find="automatic_dynamic_shapes=False",
+        replace="automatic_dynamic_shapes=True",
+        hints=("tests/unit/profiling/test_compiled_shapes.py",),
+    ),
+    Fault(
+        name="the memory model forgets scores that the profiled kernel keeps",
+        kind="memory formula",
+        file="hetero/cost/layers/layer_times.py",
+        find="        of_own_layers = profile.layers is not None and not runs.writes_scores\n",
+        replace="        of_own_layers = False\n",
+        hints=("tests/unit/cost/test_layer_times.py",),
+    ),
     # Devices by their data sheets.
     Fault(
         name="a plan forgets the devices that it describes",

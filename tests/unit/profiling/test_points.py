@@ -6,7 +6,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero.profiling.points import ProfilePoint, farthest_first, points
+from hetero.profiling.points import ProfilePoint, described, farthest_first, points
 from hetero.spec.profile import RecomputedTime, SplitBackwardTime, UpdateTime
 from tests.helpers.models import gpt2_model
 from tests.helpers.synthetic_profiles import profile
@@ -45,6 +45,21 @@ def test_a_short_budget_knows_something_of_every_part() -> None:
 
 def test_recomputation_that_nobody_wants_is_left_out() -> None:
     assert {each.what for each in points([1], [1], recomputes=["full"])} == {"passes", "full", "split", "update"}
+
+
+def test_points_are_named_in_one_line() -> None:
+    order = points([1, 2], [1, 2], recomputes=[])
+    chosen = [each for each in order if each.kind in ("head", "block") and each.what != "split" and each != order[0]]
+    assert described(chosen) == (
+        "update of block (tp 1, tp 2); head (tp 1: microbatch 1, 2; tp 2: microbatch 1, 2); "
+        "block (tp 1: microbatch 2; tp 2: microbatch 1, 2); update of head (tp 1, tp 2)"
+    )
+
+
+def test_points_share_a_part_of_the_model_whatever_the_size_of_the_microbatch() -> None:
+    order = points([1], [1, 2, 4], recomputes=["selective", "full"])
+    assert len({each.part for each in order}) == 5 + 3, "five modules, and the block in three other ways"
+    assert {each.what for each in order if each.part == order[0].part} == {"passes", "update"}
 
 
 def test_a_profile_has_what_is_in_it() -> None:

@@ -59,6 +59,20 @@ def test_what_the_file_has_is_not_left(tmp_path: Path) -> None:
     assert [each for each in wanted if each not in left] == [points([1], [1], recomputes=[])[0]]
 
 
+def test_what_is_measured_again_takes_the_place_of_what_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    file = ProfileFile(path, HEAD)
+    larger, update = dataclasses.replace(BLOCK, micro_batch_size=8), UpdateTime(kind="block", tp=1, update_s=1.0)
+    for each in (BLOCK, update, larger):
+        file.add(each, None)
+    better, again = dataclasses.replace(BLOCK, forward_s=7.0), dataclasses.replace(update, update_s=2.0)
+    for another in (better, again):
+        file.add(another, None)
+    found = load(Profile, path)
+    assert found.times == (better, larger)
+    assert found.updates == (again,)
+
+
 @pytest.mark.parametrize(
     ("other", "said"),
     [

@@ -191,7 +191,7 @@ def test_it_is_computed_again_with_the_same_dropout() -> None:
 
 
 def test_a_log_names_the_kernel_of_the_heads_that_a_step_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Played: from 64 tokens on, with a backward and dropout in sixteenths, the device has cuDNN's, else the last one."""
+    """Played: cuDNN's from 64 tokens on, with a backward, and with dropout in sixteenths; else the efficient one."""
     model = llama_model(num_attention_heads=8, num_query_groups=4, kv_channels=16, hidden_size=128)
     whole = plan(model, [replica(stage(layers=(0, 4), ranks=(0, 1), tp=2, mbs=3), num_samples=3)], seq_length=96)
     asked: list[tuple[torch.Tensor, ...]] = []
