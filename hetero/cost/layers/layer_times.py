@@ -103,6 +103,7 @@ class LayerTimes:
         self._implementation = implementation
         self._known: dict[tuple[ModuleKind, LayerPlacement], LayerCost] = {}
         self._profiles: dict[str, Profile | None] = {}
+        self._implementations: dict[str, LayerImplementation | None] = {}
 
     def profile_of(self, device: str) -> Profile | None:
         """The profile of exactly these blocks on ``device``, if there is one."""
@@ -351,6 +352,16 @@ class LayerTimes:
             if cost is not None and fitted_s > 0:
                 return (cost.forward_s if compute_pass == "forward" else cost.backward_s) / fitted_s
         return 1.0
+
+
+def _implementation_with(runs: LayerImplementation | None, profile: Profile | None) -> LayerImplementation | None:
+    if runs is None or profile is None:
+        return runs
+    ran = profile.implementation.attention
+    of_own_layers = profile.layers is not None and not runs.writes_scores
+    if of_own_layers or have_like_costs(runs.attention, ran):
+        return dataclasses.replace(runs, attention=ran)
+    return runs
 
 
 _SECONDS = ("forward_s", "backward_s")
