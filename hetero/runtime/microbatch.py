@@ -44,16 +44,19 @@ class DataPrefetcher:
 
     Args:
         data: microbatches in the memory of the host, of one step after the other, all of the same shapes.
+        most_microbatches: number of microbatches of the largest step, where the first one may have fewer.
 
     Attributes:
         error: why the next step's could not be read, ``None`` if they could.
     """
 
-    def __init__(self, data: Iterator[Sequence[Microbatch]], device: torch.device) -> None:
+    def __init__(
+        self, data: Iterator[Sequence[Microbatch]], device: torch.device, *, most_microbatches: int = 0
+    ) -> None:
         self._data = data
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._staging = StagingBuffers(pinned=True) if self._stream is not None else None
+        self._staging = StagingBuffers(most_microbatches, pinned=True) if self._stream is not None else None
         self._next: list[Microbatch] | None = None
         self.error: HeteroError | None = None
 
@@ -102,19 +105,24 @@ class StagingBuffers:
     """Keeps the microbatches of two steps in host memory that is allocated once, before anything runs on the device.
 
     To allocate pinned memory may synchronise the device, as may whoever pins batch by batch in the middle of a step,
-    while a receive holds the device until its message comes.
+    while a receive holds the device until its message comes. So the first call allocates for the largest step.
+
+    Args:
+        most_microbatches: number of microbatches of the largest step, or 0 if no step has more than the first.
     """
 
-    def __init__(self, *, pinned: bool) -> None:
+    def __init__(self, most_microbatches: int = 0, *, pinned: bool) -> None:
+        self._most_microbatches = most_microbatches
         self._pinned = pinned
         self._sets: list[list[Microbatch]] = []
 
     def fill(self, batches: Sequence[Microbatch]) -> list[Microbatch]:
         """Copies of ``batches``, which stay as they are until the call after the next."""
         if not self._sets:
-            self._sets = [[batch.map(self._empty_like) for batch in batches] for _ in range(2)]
+            count = max(len(batches), self._most_microbatches)
+            self._sets = [[batches[0].map(self._empty_like) for _ in range(count)] for _ in range(2)]
         self._sets.reverse()
-        buffers = self._sets[0]
+        buffers = self._sets[0][: len(batches)]
         for buffer, batch in zip(buffers, batches, strict=True):
             for target, source in zip(buffer.tensors, batch.tensors, strict=True):
                 target.copy_(source)

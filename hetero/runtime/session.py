@@ -72,7 +72,11 @@ class TrainingSession:
         self.batches = BatchSizes(context.plan.global_batch_size, varying_batch)
         self._batch_size = context.plan.global_batch_size
         self._context = context
-        self._data = DataPrefetcher(data, context.device) if data is not None else None
+        self._data = (
+            DataPrefetcher(data, context.device, most_microbatches=_most_microbatches(context, self.batches))
+            if data is not None
+            else None
+        )
         self._schedule = schedule
         adapts_scale = trainer.scaler is not None and trainer.scaler.options.constant is None
         self._check_for_nan = check_for_nan and not adapts_scale
@@ -158,3 +162,12 @@ class TrainingSession:
             "stopped before it could be saved; go on from the last checkpoint with a lower --lr, a lower --clip-grad, "
             "other data, or skip such steps with --no-check-for-nan-in-loss-and-grad"
         )
+
+
+def _most_microbatches(context: ParallelContext, batches: BatchSizes) -> int:
+    """Return the number of microbatches of this rank's largest step. That need not be the step of the largest batch, as
+    replicas divide each size by largest remainders."""
+    assert context.work is not None, "an idle rank reads no data"
+    place, plan = context.work.placement, context.plan
+    plans = [plan, *(with_batch_size(plan, size) for size in batches.smaller)]
+    return max(each.replicas[place.replica].num_microbatches(place.stage) for each in plans)

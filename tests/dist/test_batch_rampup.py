@@ -4,13 +4,23 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
+import hetero.runtime.session
 from hetero.checkpoint.folder import find_checkpoint, read_state
+from hetero.distributed.process_groups import create_groups
 from hetero.plan.batch_shares import with_batch_size
+from hetero.plan.batch_sizes import BatchRampup, BatchSchedule
 from hetero.plan.ir import Plan
+from hetero.runtime.microbatch import DataPrefetcher, StagingBuffers
+from hetero.runtime.options import StageOptions
+from hetero.runtime.session import TrainingSession
+from hetero.runtime.trainer import Trainer
 from hetero.spec.parameters import parameters
 from tests.helpers.commands import command_line
 from tests.helpers.comparison import shard
@@ -20,7 +30,7 @@ from tests.helpers.models import MOE_FLAGS, moe_model
 from tests.helpers.plans import deep_enough, plan, replica, sharded, stage
 from tests.helpers.ranks import run_ranks
 from tests.helpers.sessions import Session, session
-from tests.helpers.training import one_process_plan, trace_of
+from tests.helpers.training import ADAM, SMALL_BUCKETS, data_of, one_process_plan, trace_of
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(180)]
 
@@ -122,6 +132,37 @@ def test_a_run_that_ramps_up_goes_on_where_it_was(tmp_path: Path) -> None:
     assert_is_one_process(made, run(made, end_step=len(SIZES), load=folder), from_step=HALF)
     with pytest.raises(AssertionError, match=r"with --rampup-batch-size 4 4 16, not without: .*; give --rampup-batch"):
         run(made, end_step=HALF, load=folder, rampup=())
+
+
+def losses_with(staging: bool, rank: int, made: Plan, varying_batch: BatchRampup | BatchSchedule) -> list[float]:
+    """Train as many steps as :data:`SIZES` has, with the staging buffers that CUDA has, or without."""
+    context = create_groups(made, device=torch.device("cpu"))
+    trainer = Trainer(
+        context, options=StageOptions(init_method_std=0.1), adam=ADAM, seed=7, data_parallel=SMALL_BUCKETS
+    )
+
+    def staged(data: Any, device: torch.device, *, most_microbatches: int) -> DataPrefetcher:
+        prefetcher: Any = DataPrefetcher(data, device)
+        prefetcher._staging = StagingBuffers(most_microbatches, pinned=False) if staging else None
+        return prefetcher
+
+    with mock.patch.object(hetero.runtime.session, "DataPrefetcher", staged):
+        data = data_of(context, varying_batch=varying_batch)
+        training = TrainingSession(context, trainer, data=data, varying_batch=varying_batch)
+        return [training.step().loss for _ in SIZES]
+
+
+def test_staging_buffers_hold_the_largest_step() -> None:
+    """Of a batch that grows, and of one that shrinks again: the losses are those without staging."""
+    made = two_unlike_replicas()
+    growing = BatchRampup(start=4, increment=4, samples=16)
+    varying = BatchSchedule(entries=((0, 4), (128, 12), (320, 8)), seq_length=16)
+    for varying_batch in (growing, varying):
+        expected, staged = (
+            run_ranks(functools.partial(losses_with, staging), made.world_size, made, varying_batch)
+            for staging in (False, True)
+        )
+        assert staged == expected
 
 
 @pytest.mark.slow

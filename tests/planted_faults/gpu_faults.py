@@ -284,8 +284,8 @@ GPU_FAULTS = (
         name="microbatches are copied from pageable memory",
         kind="needless wait",
         file="hetero/runtime/microbatch.py",
-        find="StagingBuffers(pinned=True)",
-        replace="StagingBuffers(pinned=False)",
+        find="StagingBuffers(most_microbatches, pinned=True)",
+        replace="StagingBuffers(most_microbatches, pinned=False)",
         hints=("tests/unit/runtime/test_microbatch.py",),
     ),
     Fault(

@@ -13,9 +13,9 @@ from hetero.runtime.microbatch import DataPrefetcher, Microbatch, StagingBuffers
 CPU = torch.device("cpu")
 
 
-def step_of(number: int) -> list[Microbatch]:
-    """Two microbatches whose tokens tell step and place."""
-    return [Microbatch(*(torch.full((1, 4), 10 * number + place) for _ in range(4))) for place in range(2)]
+def step_of(number: int, *, count: int = 2) -> list[Microbatch]:
+    """Microbatches whose tokens tell step and place."""
+    return [Microbatch(*(torch.full((1, 4), 10 * number + place) for _ in range(4))) for place in range(count)]
 
 
 def steps(read: list[int], count: int) -> Iterator[list[Microbatch]]:
@@ -64,6 +64,19 @@ def test_a_buffer_stays_as_it_is_until_the_call_after_the_next() -> None:
     third = staging.fill(step_of(3))
     assert (tokens(third), tokens(second)) == ([30, 31], [20, 21])
     assert {t.data_ptr() for b in third for t in b.tensors} == {t.data_ptr() for b in first for t in b.tensors}
+
+
+def test_the_first_step_allocates_for_the_largest() -> None:
+    """A later, larger step uses the same memory, and a smaller one a part of it."""
+    staging = StagingBuffers(3, pinned=False)
+    addresses = [addresses_of(staging.fill(step_of(number, count=count))) for number, count in enumerate((1, 3, 2, 3))]
+    assert [len(each) for each in addresses] == [4, 12, 8, 12]
+    assert addresses[0] < addresses[2], "the first set of buffers"
+    assert addresses[1] == addresses[3], "the second one"
+
+
+def addresses_of(batches: list[Microbatch]) -> set[int]:
+    return {tensor.data_ptr() for batch in batches for tensor in batch.tensors}
 
 
 class CudaCopies:
