@@ -19,9 +19,14 @@ from hetero.checkpoint.write_errors import write_error
 from hetero.distributed.process_groups import create_group, time_limit
 from hetero.distributed.rank_consensus import describe_errors
 from hetero.errors import CheckpointError, ConfigError, MembershipError
+from hetero.plan.stream_roles import StreamRole
+from hetero.runtime.device_streams import has_streams
+from hetero.runtime.host_copies import HostCopies, host_copies
 from hetero.runtime.sharded_state import TensorSlice
 
 T = TypeVar("T")
+
+_CPU = torch.device("cpu")
 
 Written = tuple[Shard, dict[str, TensorInfo]]
 """What a rank has written, and of which tensors that is."""
@@ -39,8 +44,8 @@ class CheckpointWriter:
         keep_last: how many of the newest checkpoints to keep besides, ``None`` for all.
         own: a state of this run, if it has been here before. Checkpoints of later steps are its own then, which has
             lost those steps since: they stay, and are saved again only where its flags have changed.
-        asynchronous: return from :meth:`save` once the state has been copied. The copies stay allocated (pinned, for
-            a GPU's): host memory for this rank's state once more.
+        asynchronous: return from :meth:`save` once the state has been copied. The copies stay allocated, and pinned for
+            a GPU's: host memory for this rank's state once more. Otherwise they are pageable, and freed after a save.
         say: told of every checkpoint on rank 0 once it can be loaded, maybe by a thread in the background.
 
     Constructing it is collective over ``world`` (a new gloo group, broadcast).
@@ -151,20 +156,24 @@ class CheckpointWriter:
 
     def _staged(self, slices: Sequence[TensorSlice]) -> list[TensorSlice]:
         """Copies on the host, which the next step cannot change. Their memory is used again by the next save."""
-        staged = []
-        for each in slices:
-            if each.tensor.numel() == 0:
-                continue
-            key = block_key(each.name, each.offsets, each.tensor.shape)
-            source, buffer = each.tensor.detach(), self._buffers.get(key)
-            if buffer is None:
-                buffer = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
-                self._buffers[key] = buffer
-            buffer.copy_(source, non_blocking=True)
-            staged.append(TensorSlice(name=each.name, shape=each.shape, offsets=each.offsets, tensor=buffer))
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return staged
+        held = {block_key(each.name, each.offsets, each.tensor.shape): each for each in slices if each.tensor.numel()}
+        new = {key: each.tensor.detach() for key, each in held.items() if key not in self._buffers}
+        device = next((each.tensor.device for each in held.values() if has_streams(each.tensor.device)), _CPU)
+        copies = host_copies(device)
+        self._buffers |= zip(new, self._allocate(list(new.values()), copies), strict=True)
+        computed = copies.mark_computed()
+        with copies.outwards(StreamRole.STATE_OUT):
+            computed()
+            for key, each in held.items():
+                copies.copy(self._buffers[key], each.tensor.detach())
+        return [
+            TensorSlice(name=each.name, shape=each.shape, offsets=each.offsets, tensor=self._buffers[key])
+            for key, each in held.items()
+        ]
+
+    def _allocate(self, likes: list[torch.Tensor], copies: HostCopies) -> list[torch.Tensor]:
+        # What is freed after one save is not worth pinning, which takes longer than the copy.
+        return copies.to_keep_all(likes) if self._asynchronous else [torch.empty_like(e, device=_CPU) for e in likes]
 
     def _write(self, staged: list[TensorSlice], state: CheckpointState, rank_state: dict[str, torch.Tensor]) -> None:
         """Gather (to rank 0) of what each rank wrote or of its error; broadcast of the outcome."""

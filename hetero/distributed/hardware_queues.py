@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 
 from hetero.errors import ConfigError
-from hetero.plan.communicators import HARDWARE_QUEUES, OTHER_STREAMS, PlanCommunicators
+from hetero.plan.communicators import HARDWARE_QUEUES, PlanCommunicators
 from hetero.plan.ir import Plan
+from hetero.plan.stream_roles import other_streams
 
 BY_DEFAULT = "8"
 """Queues that CUDA gives a device (CUDA programming guide, environment variables)."""
@@ -22,7 +23,7 @@ def check_hardware_queues(plan: Plan, environment: Mapping[str, str]) -> None:
     given = environment.get("CUDA_DEVICE_MAX_CONNECTIONS", BY_DEFAULT)
     if all(len(replica.stages) == 1 for replica in plan.replicas):
         return  # Everybody comes to all collectives in one order.
-    needed = OTHER_STREAMS + max(PlanCommunicators(plan).counts().values())
+    needed = other_streams(plan) + max(PlanCommunicators(plan).counts().values())
     if not given.isdecimal() or int(given) < min(needed, HARDWARE_QUEUES):
         raise ConfigError(
             f"environment: CUDA_DEVICE_MAX_CONNECTIONS is {given}, but a rank of this plan has {needed} streams, and "

@@ -34,6 +34,9 @@ from hetero.elastic.placing import place_copies
 from hetero.elastic.records import Copy, RankAssignment, Unit
 from hetero.elastic.slot_files import ShardLayout, mapped_file
 from hetero.errors import CheckpointError, ConfigError
+from hetero.plan.stream_roles import StreamRole
+from hetero.runtime.device_streams import has_streams, stream_for
+from hetero.runtime.host_copies import host_copies
 from hetero.runtime.sharded_state import TensorSlice
 from hetero.runtime.trainer import Trainer
 
@@ -371,19 +374,15 @@ class _WrittenUnit:
 
 
 class _Staging:
-    """Where tensors are copied from: a CPU's as they are, a GPU's from pinned memory that a side stream fills."""
+    """Where tensors are copied from: a CPU's as they are, a GPU's from pinned memory that a stream fills."""
 
     def __init__(self, device: torch.device, slices: Sequence[TensorSlice]) -> None:
         self._slices = slices
-        self._is_cuda = device.type == "cuda"
         self._device = device
-        self._buffers = {
-            id(each): torch.empty(each.tensor.shape, dtype=each.tensor.dtype, pin_memory=True)
-            if self._is_cuda
-            else each.tensor
-            for each in slices
-        }
-        self._stream = torch.cuda.Stream(device) if self._is_cuda else None
+        tensors = [each.tensor for each in slices]
+        buffers = host_copies(device).to_keep_all(tensors) if has_streams(device) else tensors
+        self._buffers = {id(each): buffer for each, buffer in zip(slices, buffers, strict=True)}
+        self._stream = stream_for(device, StreamRole.STATE_OUT) if has_streams(device) else None
         self._staged: torch.cuda.Event | None = None
 
     def stage(self) -> Mapping[int, torch.Tensor]:
@@ -393,8 +392,7 @@ class _Staging:
             with torch.cuda.stream(self._stream):
                 for each in self._slices:
                     self._buffers[id(each)].copy_(each.tensor.detach(), non_blocking=True)
-                self._staged = torch.cuda.Event()
-                self._staged.record(self._stream)
+            self._staged = self._stream.record_event()
         return self._buffers
 
     def wait_until_staged(self) -> None:

@@ -24,6 +24,7 @@ from hetero.errors import PlanError
 from hetero.plan.gradient_holders import gradient_groups
 from hetero.plan.ir import Plan, Ranks, Replica, StageKey
 from hetero.plan.lowering import evaluation_rows, step_rows
+from hetero.plan.stream_roles import other_streams
 from hetero.plan.sync_domains import Domains, rails_of
 from hetero.schedule.actions import RECEIVE, SEND, Action, ActionKind, Schedule
 from hetero.schedule.program import Program
@@ -34,14 +35,6 @@ CommunicatorUse = Literal["sums", "tensor parallelism", "activations", "activati
 HARDWARE_QUEUES = 32
 """Of a device at most (``CUDA_DEVICE_MAX_CONNECTIONS``), and the streams in a pool of torch (CUDAStream.h). Streams
 beyond share them: what waits on one then holds up the other, which is how ranks come to wait for each other."""
-
-OTHER_STREAMS = 4
-"""Streams of a rank beside these: computes, phases of hierarchical sums, copies, and that of its group of one, over
-which megatron-core's cross entropy reduces where tp is 1."""
-
-MAX_COMMUNICATORS = HARDWARE_QUEUES - OTHER_STREAMS
-"""Of a rank, so that each of its streams has a queue of its own."""
-
 
 Direction = tuple[int, int, bool]
 """The device group that sends, by its first stage, the one that receives, and whether it is activations, which go
@@ -165,22 +158,29 @@ def communicators_of(plan: Plan, rank: int) -> tuple[Communicator, ...]:
     return PlanCommunicators(plan).of(rank)
 
 
+def max_communicators(plan: Plan) -> int:
+    """Return in how many communicators a rank of ``plan`` may be, so that each of its streams has a queue of its own
+    and is not handed out twice by torch."""
+    return HARDWARE_QUEUES - other_streams(plan)
+
+
 def check_communicators(plan: Plan) -> None:
     """No rank is in more communicators than it has streams and hardware queues for.
 
     Raises:
         PlanError: one is; the message says by which replicas' cuts and tensor parallelism.
     """
-    if _at_most(plan) <= MAX_COMMUNICATORS:
+    limit = max_communicators(plan)
+    if _at_most(plan) <= limit:
         return
     counts = PlanCommunicators(plan).counts()
     rank, count = max(counts.items(), key=lambda each: (each[1], -each[0]))
-    if count <= MAX_COMMUNICATORS:
+    if count <= limit:
         return
     sums = sum(each.use in ("sums", "domains and rails") for each in communicators_of(plan, rank))
     r, s = next((r, s) for r, s, stage in plan.stages() if rank in stage.ranks)
     raise PlanError(
-        f"replica {r} stage {s}: rank {rank} would be in {count} communicators, at most {MAX_COMMUNICATORS} have a "
+        f"replica {r} stage {s}: rank {rank} would be in {count} communicators, at most {limit} have a "
         f"stream and a hardware queue of their own; {sums} of them sum gradients, one for each set of ranks that holds "
         f"the same layers and shards: {_unlike_cuts(plan, rank)}; cut these replicas at the same layers, give their "
         "stages the same tp, or make fewer of them"

@@ -6,10 +6,10 @@ from functools import partial
 
 import torch
 
-from hetero.errors import ConfigError
 from hetero.profiling.figures import rounded
 from hetero.profiling.repetitions import Repetitions, TimeBudget
 from hetero.runtime.host_adamw import BoundThreads, HostAdamW, HostUpdate
+from hetero.runtime.pinned_memory import pinned_empty
 from hetero.spec.link import Link
 from hetero.units import GB, MIB, US_PER_S
 
@@ -85,13 +85,7 @@ def measure_device_copies(device: torch.device, budget: TimeBudget) -> tuple[Lin
     """
     num_bytes = max(LINK_BYTES)
     is_cuda = device.type == "cuda"
-    try:
-        on_host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_cuda)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"{num_bytes // MIB} MiB of the host's memory cannot be pinned ({str(error).splitlines()[0]}); raise the "
-            "limit of locked memory (ulimit -l), or free some"
-        ) from None
+    on_host = pinned_empty(num_bytes, torch.uint8, device) if is_cuda else torch.zeros(num_bytes, dtype=torch.uint8)
     on_device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
     def link(source: torch.Tensor, target: torch.Tensor) -> Link:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from hetero.cost.prediction_range import StepRange
 from hetero.launch.hosts import nodes_in_words
-from hetero.plan.communicators import MAX_COMMUNICATORS, PlanCommunicators
+from hetero.plan.communicators import PlanCommunicators, max_communicators
 from hetero.plan.ir import Plan, Stage
 from hetero.schedule.orders import BY_DEPTHS
 from hetero.text import in_halves, number_ranges, numbered
@@ -146,7 +146,7 @@ def communicators_in_words(plan: Plan) -> str:
     for rank in sorted(plan.ranks()):
         ranks_with.setdefault(counts[rank], []).append(rank)
     said = (f"{count} on {ranks_in_words(ranks)}" for count, ranks in sorted(ranks_with.items()))
-    return f"{', '.join(said)} (at most {MAX_COMMUNICATORS})"
+    return f"{', '.join(said)} (at most {max_communicators(plan)})"
 
 
 def layers_of(stage: Stage) -> str:

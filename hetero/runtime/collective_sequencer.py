@@ -12,6 +12,8 @@ import torch.distributed as dist
 
 from hetero.distributed.process_groups import require_started
 from hetero.distributed.timing import Waitable, wait_for_all
+from hetero.plan.stream_roles import StreamRole
+from hetero.runtime.device_streams import has_streams, stream_for
 
 Phase = Callable[[], Sequence[dist.Work | None]]
 """Starts collectives of groups of this rank and returns what torch gives to wait for before the next phase."""
@@ -24,7 +26,7 @@ class CollectiveSequencer:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._runner = _StreamRunner(device) if device.type == "cuda" else _ThreadRunner()
+        self._runner = _StreamRunner(device) if has_streams(device) else _ThreadRunner()
 
     def start(self, phases: Sequence[Phase]) -> Waitable:
         """Run ``phases`` after all that have been started before."""
@@ -45,13 +47,14 @@ class _StreamRunner:
     """Runs sequences on one CUDA stream, on which each phase waits for the one before."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+        self._device = device
 
     def start(self, phases: Sequence[Phase]) -> Waitable:
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        with torch.cuda.stream(self._stream):
+        stream = stream_for(self._device, StreamRole.SUM_PHASES)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
             _run(phases)
-            return _Recorded(self._stream.record_event())
+            return _Recorded(stream.record_event())
 
 
 def _run(phases: Sequence[Phase]) -> None:

@@ -32,6 +32,7 @@ from hetero.cost.stage_memory import ACTIVATION_SLOTS_EACH_WAY
 from hetero.distributed.timing import Timing
 from hetero.plan.ir import Stage
 from hetero.plan.offload import blocks_with_activations_on_host
+from hetero.plan.stream_roles import StreamRole
 from hetero.runtime.host_copies import Arrived, host_copies
 from hetero.runtime.stage_blocks import tell_beginnings
 from hetero.schedule.actions import Action, ActionKind
@@ -239,7 +240,7 @@ class HostActivations:
         if block is not None:
             self.on_host.add(block.nbytes)
             done_s = self._timing.block_end_s(block.position)
-            block.left = self._out.submit(self._copy_out, block, self._copies.behind(), done_s)
+            block.left = self._out.submit(self._copy_out, block, self._copies.mark_computed(), done_s)
             self._leaving.append(block)
 
     def _has_left(self, block: _Block) -> None:
@@ -320,12 +321,12 @@ class HostActivations:
             for each in block.memory.values():
                 each.device = torch.empty(each.nbytes, dtype=torch.uint8, device=self._device)
             self.on_device.add(block.nbytes)
-            block.coming = self._in.submit(self._copy_in, block, self._copies.behind(), room_s)
+            block.coming = self._in.submit(self._copy_in, block, self._copies.mark_computed(), room_s)
             self._coming.append(block)
 
     @torch.no_grad()
     def _copy_out(self, block: _Block, computed: Callable[[], None], done_s: float) -> float:
-        with self._copies.outwards():
+        with self._copies.outwards(StreamRole.COMPUTED_OUT):
             computed()
             for each in block.memory.values():
                 source = _present(each.source)
@@ -337,11 +338,11 @@ class HostActivations:
     def _copy_in(self, block: _Block, computed: Callable[[], None], room_s: float) -> tuple[Arrived, float]:
         assert block.left is not None
         left_s = block.left.result()
-        with self._copies.inwards():
+        with self._copies.within(StreamRole.FETCHES_IN):
             computed()
             for each in block.memory.values():
                 self._copies.copy(_present(each.device), _present(each.host))
-            arrived = self._copies.arrived()
+            arrived = self._copies.arrived(StreamRole.FETCHES_IN)
         after_s = max(left_s, room_s)
         return arrived, self._timing.copy_block(ActionKind.IN_A, block.stage, block.position, after_s=after_s)
 

@@ -1,17 +1,19 @@
-"""Copies between a device and its host, beside the computes: on CUDA in streams of their own, through pinned memory.
+"""Copies between a device and its host while the device computes: on CUDA in streams by role, through pinned memory.
 
 Where the device is the processor itself, gradients are copied as well, as the next step changes them, and weights are
 written where they are read.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from hetero.errors import ConfigError
+from hetero.plan.stream_roles import StreamRole
+from hetero.runtime.device_streams import has_streams, stream_for
+from hetero.runtime.pinned_memory import pinned_empty, pinned_like
 
 
 class Arrived(Protocol):
@@ -24,34 +26,34 @@ class HostCopies(Protocol):
     """Copies of one rank, each called in the thread that makes them."""
 
     def to_keep(self, like: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
-        """Memory of the host that is copied to from the device, or stays."""
+        """Return memory of the host for copies from the device and to it, of the shape of ``like``."""
+
+    def to_keep_all(self, likes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return such memory for several tensors at once, of their shapes and dtypes."""
 
     def for_copies(self, weights: torch.Tensor) -> torch.Tensor:
         """Where weights of the host are written before they are copied to ``weights``: these themselves where the
         host can."""
 
-    def behind(self) -> Callable[[], None]:
-        """To be called where a copy is made that is to see what the caller has done so far."""
+    def mark_computed(self) -> Callable[[], None]:
+        """Return what is to be called before copies that need what the caller has issued so far."""
 
-    def outwards(self) -> AbstractContextManager[object]:
-        """Surrounds copies to the host, which are over behind it."""
+    def within(self, role: StreamRole) -> AbstractContextManager[object]:
+        """Surrounds copies to the device, and what the device does with them while it computes."""
 
-    def inwards(self) -> AbstractContextManager[object]:
-        """Surrounds copies to the device."""
-
-    def beside(self) -> AbstractContextManager[object]:
-        """Surrounds copies to the device and what the device does with them, beside its computes."""
+    def outwards(self, role: StreamRole) -> AbstractContextManager[object]:
+        """Surrounds copies to the host, which are over at its end."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy ``source`` to ``target``, one of which is on the device."""
 
-    def arrived(self) -> Arrived:
-        """The copies to the device that were started before."""
+    def arrived(self, role: StreamRole) -> Arrived:
+        """Return the copies to the device that were started in this role so far."""
 
 
 def host_copies(device: torch.device) -> HostCopies:
-    """Those of ``device``."""
-    return _CudaCopies(device) if device.type == "cuda" else _ProcessorCopies()
+    """Return what copies between ``device`` and its host. All callers share streams by role."""
+    return _CudaCopies(device) if has_streams(device) else _ProcessorCopies()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,61 +70,58 @@ class _ProcessorCopies:
     def to_keep(self, like: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty_like(like, dtype=dtype, device="cpu")
 
+    def to_keep_all(self, likes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [torch.empty_like(like, device="cpu") for like in likes]
+
     def for_copies(self, weights: torch.Tensor) -> torch.Tensor:
         return weights
 
-    def behind(self) -> Callable[[], None]:
+    def mark_computed(self) -> Callable[[], None]:
         return _at_once
 
-    def outwards(self) -> AbstractContextManager[object]:
+    def within(self, role: StreamRole) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def inwards(self) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def beside(self) -> AbstractContextManager[object]:
+    def outwards(self, role: StreamRole) -> AbstractContextManager[object]:
         return nullcontext()
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)
 
-    def arrived(self) -> Arrived:
+    def arrived(self, role: StreamRole) -> Arrived:
         return _There()
 
 
 class _CudaCopies:
-    """A stream out and one back. A copy out is waited for by its thread, a copy back by whoever reads the weights."""
+    """A copy out is waited for by its thread, a copy in by whoever reads the weights."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._out = torch.cuda.Stream(device)
-        self._back = torch.cuda.Stream(device)
-        self._beside = torch.cuda.Stream(device)
 
     def to_keep(self, like: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
-        return _pinned(like.numel(), dtype)
+        return pinned_empty(like.numel(), dtype, self._device).view(like.shape)
+
+    def to_keep_all(self, likes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return pinned_like(likes, self._device)
 
     def for_copies(self, weights: torch.Tensor) -> torch.Tensor:
-        return _pinned(weights.numel(), weights.dtype)
+        return self.to_keep(weights, dtype=weights.dtype)
 
-    def behind(self) -> Callable[[], None]:
+    def mark_computed(self) -> Callable[[], None]:
         so_far = torch.cuda.current_stream(self._device).record_event()
         return lambda: torch.cuda.current_stream(self._device).wait_event(so_far)
 
-    def outwards(self) -> AbstractContextManager[object]:
-        return _Outwards(self._out)
+    def within(self, role: StreamRole) -> AbstractContextManager[object]:
+        return torch.cuda.stream(stream_for(self._device, role))
 
-    def inwards(self) -> AbstractContextManager[object]:
-        return torch.cuda.stream(self._back)
-
-    def beside(self) -> AbstractContextManager[object]:
-        return torch.cuda.stream(self._beside)
+    def outwards(self, role: StreamRole) -> AbstractContextManager[object]:
+        return _Outwards(stream_for(self._device, role))
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source, non_blocking=True)
 
-    def arrived(self) -> Arrived:
-        return _Recorded(self._back.record_event(), self._device)
+    def arrived(self, role: StreamRole) -> Arrived:
+        return _Recorded(stream_for(self._device, role).record_event(), self._device)
 
 
 class _Outwards(AbstractContextManager[None]):
@@ -136,8 +135,9 @@ class _Outwards(AbstractContextManager[None]):
         self._context.__enter__()
 
     def __exit__(self, *error: object) -> None:
+        copied = self._stream.record_event()
         self._context.__exit__(*error)
-        self._stream.record_event().synchronize()
+        copied.synchronize()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +154,3 @@ class _Recorded:
 
 def _at_once() -> None:
     pass
-
-
-def _pinned(numel: int, dtype: torch.dtype) -> torch.Tensor:
-    try:
-        return torch.empty(numel, dtype=dtype, pin_memory=True)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"offload: {numel * dtype.itemsize / 2**20:,.0f} MiB of the host's memory cannot be pinned: {error}; raise "
-            "the limit of locked memory (ulimit -l unlimited), give the host more memory, or leave less to it"
-        ) from None

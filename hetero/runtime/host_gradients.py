@@ -27,6 +27,7 @@ import torch
 from hetero.cost.stage_memory import GRADIENT_SLOTS
 from hetero.distributed.timing import Timing, Waitable, wait_for_all
 from hetero.plan.ir import Stage
+from hetero.plan.stream_roles import StreamRole
 from hetero.runtime.buckets import LocalBucket
 from hetero.runtime.host_activations import HeldBytes
 from hetero.runtime.host_copies import host_copies
@@ -165,7 +166,9 @@ class HostGradients:
         ready_s = self._timing.reached_s(queued)
         if not local.adds_on_host:
             local.collect_gradients()
-            return _Launched(self._summing.submit(self._sum_there, queued, local, self._copies.behind(), ready_s))
+            return _Launched(
+                self._summing.submit(self._sum_there, queued, local, self._copies.mark_computed(), ready_s)
+            )
         under_way = [*self._leaving, *([self._block] if self._block is not None else [])]
         return _Launched(self._summing.submit(self._sum_here, queued, local, under_way, ready_s))
 
@@ -181,14 +184,14 @@ class HostGradients:
         if block is not None:
             done_s = self._timing.block_end_s(block.position)
             self._leaving.append(block)
-            added = self._adding.submit(self._add, block, self._copies.behind(), done_s)
+            added = self._adding.submit(self._add, block, self._copies.mark_computed(), done_s)
             added.add_done_callback(partial(_pass_on, block.left))
 
     @torch.no_grad()
     def _add(self, block: _Block, computed: Callable[[], None], done_s: float) -> float:
         for target, gradient in block.gradients:
             landed = self._landed.view(gradient.dtype)[: gradient.numel()].view(gradient.shape)
-            with self._copies.outwards():
+            with self._copies.outwards(StreamRole.COMPUTED_OUT):
                 computed()
                 self._copies.copy(landed, gradient)
             target.add_(landed)
@@ -207,7 +210,7 @@ class HostGradients:
         self, queued: QueuedAction, local: LocalBucket, computed: Callable[[], None], ready_s: float
     ) -> Sequence[Waitable]:
         """A bucket on the device, in its turn."""
-        with self._copies.beside():
+        with self._copies.within(StreamRole.SUMS):
             computed()
             works = self._launch(queued, local, local.gradients, ready_s)
             self._host.summed(local, works, ready_s=ready_s)
@@ -226,7 +229,7 @@ class HostGradients:
             return [_OnHost(self._timing, queued, added_s, None)]
         # One at a time is on the device.
         self._slot_is_free()
-        with self._copies.beside():
+        with self._copies.within(StreamRole.SUMS):
             on_device = torch.empty_like(local.gradients, device=self._device)
             self._hold(on_device.nbytes)
             self._summed_bytes[queued.action.number] = on_device.nbytes

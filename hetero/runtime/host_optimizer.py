@@ -24,6 +24,7 @@ import torch
 
 from hetero.distributed.timing import Timing, Waitable
 from hetero.plan.gradient_groups import Bucket
+from hetero.plan.stream_roles import StreamRole
 from hetero.runtime.buckets import LocalBucket
 from hetero.runtime.host_adamw import BoundThreads, HostAdamW, HostUpdate
 from hetero.runtime.host_copies import Arrived, HostCopies, host_copies
@@ -214,7 +215,7 @@ class HostOptimizer:
             return _now
         if not local.adds_on_host:
             source = local.gradients
-        begin = _CopyOut(bucket, self._copies.behind(), works, ready_s, self._guess, bucket.updated, source)
+        begin = _CopyOut(bucket, self._copies.mark_computed(), works, ready_s, self._guess, bucket.updated, source)
         copied = bucket.copied = self._copying.submit(self._copy_out, begin)
         return lambda: copied.result().at_s
 
@@ -260,7 +261,7 @@ class HostOptimizer:
         if begin.updated is not None:
             # The last update reads what is overwritten here.
             begin.updated.result()
-        with self._copies.outwards():
+        with self._copies.outwards(StreamRole.SUMMED_OUT):
             begin.computed()
             there_s = max(begin.ready_s, self._timing.wait_beside(begin.works))
             if begin.source is not None:
@@ -299,7 +300,7 @@ class HostOptimizer:
                 each.adamw.commit(each.gradients, updates[each.group], weights=each.leaving)
         self.counts["updated" if wrong else "right"] += 1
         if not wrong:
-            return _Updated(self._copies.arrived(), max(back_s, agreed_s))
+            return _Updated(self._copies.arrived(StreamRole.READY_IN), max(back_s, agreed_s))
         with self._timing.host(ActionKind.HOST_UPDATE, bucket.bucket, after_s=max(agreed_s, copied.at_s)) as span:
             for each in wrong:
                 each.adamw.commit(each.gradients, updates[each.group], weights=each.leaving)
@@ -308,16 +309,19 @@ class HostOptimizer:
     @torch.no_grad()
     def _skip(self, bucket: _HostBucket) -> _Updated:
         changed = [each for each in bucket.ranges if each.adamw.skip(weights=each.leaving)]
-        with self._copies.inwards():
+        with self._copies.within(StreamRole.READY_IN):
             self._copy_in(changed)
-        return _Updated(self._copies.arrived(), 0.0)
+        return _Updated(self._copies.arrived(StreamRole.READY_IN), 0.0)
 
     def _bring_back(self, bucket: Bucket, ranges: Sequence[HostRange], *, after_s: float) -> _Updated:
         if all(each.local.weights_on_host for each in ranges):
-            return _Updated(self._copies.arrived(), after_s)
-        with self._copies.inwards(), self._timing.host(ActionKind.IN_P, bucket, after_s=after_s) as span:
+            return _Updated(self._copies.arrived(StreamRole.READY_IN), after_s)
+        with (
+            self._copies.within(StreamRole.READY_IN),
+            self._timing.host(ActionKind.IN_P, bucket, after_s=after_s) as span,
+        ):
             self._copy_in(ranges)
-        return _Updated(self._copies.arrived(), span.end_s)
+        return _Updated(self._copies.arrived(StreamRole.READY_IN), span.end_s)
 
     def _copy_in(self, ranges: Sequence[HostRange]) -> None:
         for each in ranges:
@@ -359,7 +363,8 @@ def _host_range(
     local: LocalBucket, place: slice, group: UpdateGroup, threads: BoundThreads, copies: HostCopies, *, speculates: bool
 ) -> HostRange:
     weights, gradients = local.weights[place], local.gradients[place]
-    main = copies.to_keep(weights, dtype=gradients.dtype)
+    # Not pinned: copies leave from `leaving`, and the host alone reads and writes this.
+    main = torch.empty(weights.shape, dtype=gradients.dtype)
     main.copy_(weights)
     return HostRange(
         local,

@@ -29,6 +29,7 @@ from hetero.cost.stage_memory import WEIGHT_SLOTS
 from hetero.distributed.timing import Timing
 from hetero.plan.ir import Stage
 from hetero.plan.offload import fetched_blocks
+from hetero.plan.stream_roles import StreamRole
 from hetero.runtime.buckets import LocalBucket, LocalSegment
 from hetero.runtime.host_activations import HeldBytes
 from hetero.runtime.host_copies import Arrived, host_copies
@@ -220,7 +221,7 @@ class HostWeights:
                 weight.users += 1
             numbers = {number for weight in missing for _, number in weight.segments}
             whole = [self._whole(number) for number in sorted(numbers)]
-            fetch.coming = self._in.submit(self._copy_in, fetch, missing, whole, self._copies.behind(), room_s)
+            fetch.coming = self._in.submit(self._copy_in, fetch, missing, whole, self._copies.mark_computed(), room_s)
             self._there.append(fetch)
 
     @torch.no_grad()
@@ -233,12 +234,12 @@ class HostWeights:
         room_s: float,
     ) -> tuple[Arrived, float]:
         whole_s = max((wait() for wait in whole), default=0.0)
-        with self._copies.inwards():
+        with self._copies.within(StreamRole.FETCHES_IN):
             computed()
             for weight in missing:
                 for segment, _ in weight.segments:
                     self._copies.copy(weight.device[segment.index], segment.weight)
-            arrived = self._copies.arrived()
+            arrived = self._copies.arrived(StreamRole.FETCHES_IN)
         if not missing:
             return arrived, 0.0
         after_s = max(whole_s, room_s)

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from hetero.errors import HeteroError
+from hetero.plan.stream_roles import StreamRole
+from hetero.runtime.device_streams import has_streams, stream_for
+from hetero.runtime.host_copies import host_copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,9 @@ class Microbatch:
 class DataPrefetcher:
     """Gives a rank its microbatches on its device, those of one step at a time.
 
-    On CUDA a step's are copied beside the compute of the one before: from pinned memory, on a stream of their own, so
-    that the host waits for no copy. Each step must have been waited for before the one after the next is fetched.
+    On CUDA those of the next step are copied while this one computes: from pinned memory, on a stream that waits for
+    nothing, so that the host waits for no copy. Each step must have been waited for before the one after the next is
+    fetched.
 
     Args:
         data: microbatches in the memory of the host, of one step after the other, all of the same shapes.
@@ -55,8 +59,9 @@ class DataPrefetcher:
     ) -> None:
         self._data = data
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._staging = StagingBuffers(most_microbatches, pinned=True) if self._stream is not None else None
+        self._stream = stream_for(device, StreamRole.READY_IN) if has_streams(device) else None
+        self._staging = StagingBuffers(most_microbatches, device) if self._stream is not None else None
+        self._copied: torch.cuda.Event | None = None
         self._next: list[Microbatch] | None = None
         self.error: HeteroError | None = None
 
@@ -78,6 +83,9 @@ class DataPrefetcher:
             batches = self._staging.fill(batches)
         with torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext():
             self._next = [batch.map(lambda tensor: tensor.to(self._device, non_blocking=True)) for batch in batches]
+        if self._stream is not None:
+            # What is copied to the device later, in the same stream, the compute need not wait for.
+            self._copied = self._stream.record_event()
 
     def take(self) -> list[Microbatch]:
         """The next step's microbatches; what the current stream does from here on finds them there.
@@ -92,9 +100,9 @@ class DataPrefetcher:
         if self._next is None:
             raise StopIteration
         batches, self._next = self._next, None
-        if self._stream is not None:
+        if self._copied is not None:
             current = torch.cuda.current_stream(self._device)
-            current.wait_stream(self._stream)
+            current.wait_event(self._copied)
             for batch in batches:
                 for tensor in batch.tensors:
                     tensor.record_stream(current)
@@ -102,31 +110,29 @@ class DataPrefetcher:
 
 
 class StagingBuffers:
-    """Keeps the microbatches of two steps in host memory that is allocated once, before anything runs on the device.
+    """Keeps the microbatches of two steps in host memory for copies, all of it allocated before the first step.
 
-    To allocate pinned memory may synchronise the device, as may whoever pins batch by batch in the middle of a step,
-    while a receive holds the device until its message comes. So the first call allocates for the largest step.
+    Nothing may be pinned in a step (:mod:`.pinned_memory`), so the first call allocates for the largest one.
 
     Args:
         most_microbatches: number of microbatches of the largest step, or 0 if no step has more than the first.
     """
 
-    def __init__(self, most_microbatches: int = 0, *, pinned: bool) -> None:
+    def __init__(self, most_microbatches: int, device: torch.device) -> None:
         self._most_microbatches = most_microbatches
-        self._pinned = pinned
+        self._copies = host_copies(device)
         self._sets: list[list[Microbatch]] = []
 
     def fill(self, batches: Sequence[Microbatch]) -> list[Microbatch]:
         """Copies of ``batches``, which stay as they are until the call after the next."""
         if not self._sets:
             count = max(len(batches), self._most_microbatches)
-            self._sets = [[batches[0].map(self._empty_like) for _ in range(count)] for _ in range(2)]
+            tensors = self._copies.to_keep_all(2 * count * batches[0].tensors)
+            made = [Microbatch(*tensors[at : at + 4]) for at in range(0, len(tensors), 4)]
+            self._sets = [made[:count], made[count:]]
         self._sets.reverse()
         buffers = self._sets[0][: len(batches)]
         for buffer, batch in zip(buffers, batches, strict=True):
             for target, source in zip(buffer.tensors, batch.tensors, strict=True):
                 target.copy_(source)
         return buffers
-
-    def _empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._pinned)

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from hetero.distributed.timing import Timing, Waitable, wait_for_all
+from hetero.plan.stream_roles import StreamRole
 from hetero.runtime.buckets import LocalBucket
 from hetero.runtime.host_copies import host_copies
 from hetero.runtime.host_optimizer import HostArrival, HostOptimizer
@@ -65,8 +65,9 @@ class WeightGather:
         self._pending: dict[int, tuple[LocalBucket, Sequence[Waitable]]] = {}
         self._launcher = ThreadPoolExecutor(1, thread_name_prefix="weight-gather") if host is not None else None
         self._whole: dict[int, Callable[[], float]] = {}
-        if any(local.weights_on_host and local.is_shared for local in buckets):
+        if host is not None:
             self._copies = host_copies(buckets[0].device)
+        if any(local.weights_on_host and local.is_shared for local in buckets):
             self._outwards = ThreadPoolExecutor(1, thread_name_prefix="gathered-weights-out")
             self._slot_is_free: Callable[[], float] = _now
         self._listen(modules, set(awaited).difference(self._waited_for_at_once, self._on_host), by_number)
@@ -86,12 +87,11 @@ class WeightGather:
             if arrival is not None:
                 self._whole[local.number] = arrival.wait
                 self._pending[local.number] = local, [_FromHost(self._timing, self._on_host[local.number], arrival)]
-        updated = _so_far(self._buckets[0].device, self._timing) if self._buckets else None
+        updated = _Update(self._copies.mark_computed(), self._timing.now_s()) if self._host is not None else None
         for queued, local in self._queue:
-            if self._launcher is None:
+            if self._launcher is None or updated is None:
                 gathering = self._gather(queued, local)
             else:
-                assert updated is not None
                 launched = _Launched(self._launcher.submit(self._gather_behind, updated, queued, local))
                 gathering = [launched]
                 if local.weights_on_host:
@@ -135,7 +135,8 @@ class WeightGather:
 
     def _gather_behind(self, updated: "_Update", queued: QueuedAction, local: LocalBucket) -> Sequence[Waitable]:
         """In the thread: once the own part is there, of the device's update or of the host's."""
-        with updated.seen():
+        with self._copies.within(StreamRole.GATHERS):
+            updated.issued()
             arrival = self._own_part(local)
             came_s = arrival.wait() if arrival is not None else 0.0
             ready_s = max(updated.at_s, came_s)
@@ -152,7 +153,7 @@ class WeightGather:
         with self._timing.host(ActionKind.GATHER_IN, local.bucket, after_s=ready_s) as span:
             self._copies.copy(on_device[local.summed], local.weights[local.summed])
         works = self._gather(queued, local, ready_s=max(span.end_s, ready_s), weights=on_device)
-        out = self._outwards.submit(self._copy_out, local, on_device, works, self._copies.behind())
+        out = self._outwards.submit(self._copy_out, local, on_device, works, self._copies.mark_computed())
         self._slot_is_free = out.result
         return [*works, _OnHost(self._timing, self._on_host[local.number], out)]
 
@@ -161,7 +162,7 @@ class WeightGather:
         self, local: LocalBucket, on_device: torch.Tensor, works: Sequence[Waitable], computed: Callable[[], None]
     ) -> float:
         """What others have updated; when it was on the host."""
-        with self._copies.outwards():
+        with self._copies.outwards(StreamRole.GATHERS):
             computed()
             gathered_s = self._timing.wait_beside(works)
             with self._timing.host(ActionKind.GATHER_OUT, local.bucket, after_s=gathered_s) as span:
@@ -252,25 +253,11 @@ class _FromHost:
 
 @dataclass(frozen=True, slots=True)
 class _Update:
-    """The update of the device, as far as it was started; and when it is over."""
+    """The update of the device, as far as it was issued: what waits for it in a stream, and when it is over."""
 
-    device: torch.device
-    event: torch.cuda.Event | None
+    issued: Callable[[], None]
     at_s: float
-
-    def seen(self) -> "torch.cuda.StreamContext | nullcontext[None]":
-        """Surrounds what comes behind it, in a thread; on CUDA in a stream that waits for it."""
-        if self.event is None:
-            return nullcontext()
-        stream = torch.cuda.Stream(self.device)
-        stream.wait_event(self.event)
-        return torch.cuda.stream(stream)
 
 
 def _now() -> float:
     return 0.0
-
-
-def _so_far(device: torch.device, timing: Timing) -> _Update:
-    event = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
-    return _Update(device, event, timing.now_s())

@@ -1,23 +1,20 @@
 """A batch that grows while a run goes on: under any plan the losses and weights of one process that ramps up alike."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
-import hetero.runtime.session
 from hetero.checkpoint.folder import find_checkpoint, read_state
 from hetero.distributed.process_groups import create_groups
 from hetero.plan.batch_shares import with_batch_size
 from hetero.plan.batch_sizes import BatchRampup, BatchSchedule
 from hetero.plan.ir import Plan
-from hetero.runtime.microbatch import DataPrefetcher, StagingBuffers
 from hetero.runtime.options import StageOptions
 from hetero.runtime.session import TrainingSession
 from hetero.runtime.trainer import Trainer
@@ -28,6 +25,7 @@ from tests.helpers.host_training import activations_to_hosts, gradients_to_hosts
 from tests.helpers.layouts import layout, with_delays
 from tests.helpers.models import MOE_FLAGS, moe_model
 from tests.helpers.plans import deep_enough, plan, replica, sharded, stage
+from tests.helpers.played_streams import played_cuda
 from tests.helpers.ranks import run_ranks
 from tests.helpers.sessions import Session, session
 from tests.helpers.training import ADAM, SMALL_BUCKETS, data_of, one_process_plan, trace_of
@@ -134,19 +132,13 @@ def test_a_run_that_ramps_up_goes_on_where_it_was(tmp_path: Path) -> None:
         run(made, end_step=HALF, load=folder, rampup=())
 
 
-def losses_with(staging: bool, rank: int, made: Plan, varying_batch: BatchRampup | BatchSchedule) -> list[float]:
-    """Train as many steps as :data:`SIZES` has, with the staging buffers that CUDA has, or without."""
-    context = create_groups(made, device=torch.device("cpu"))
-    trainer = Trainer(
-        context, options=StageOptions(init_method_std=0.1), adam=ADAM, seed=7, data_parallel=SMALL_BUCKETS
-    )
-
-    def staged(data: Any, device: torch.device, *, most_microbatches: int) -> DataPrefetcher:
-        prefetcher: Any = DataPrefetcher(data, device)
-        prefetcher._staging = StagingBuffers(most_microbatches, pinned=False) if staging else None
-        return prefetcher
-
-    with mock.patch.object(hetero.runtime.session, "DataPrefetcher", staged):
+def losses_with(played: bool, rank: int, made: Plan, varying_batch: BatchRampup | BatchSchedule) -> list[float]:
+    """Train as many steps as :data:`SIZES` has, with CUDA's streams and pinned memory, or without."""
+    with played_cuda() if played else contextlib.nullcontext():
+        context = create_groups(made, device=torch.device("cpu"))
+        trainer = Trainer(
+            context, options=StageOptions(init_method_std=0.1), adam=ADAM, seed=7, data_parallel=SMALL_BUCKETS
+        )
         data = data_of(context, varying_batch=varying_batch)
         training = TrainingSession(context, trainer, data=data, varying_batch=varying_batch)
         return [training.step().loss for _ in SIZES]
@@ -159,8 +151,8 @@ def test_staging_buffers_hold_the_largest_step() -> None:
     varying = BatchSchedule(entries=((0, 4), (128, 12), (320, 8)), seq_length=16)
     for varying_batch in (growing, varying):
         expected, staged = (
-            run_ranks(functools.partial(losses_with, staging), made.world_size, made, varying_batch)
-            for staging in (False, True)
+            run_ranks(functools.partial(losses_with, played), made.world_size, made, varying_batch)
+            for played in (False, True)
         )
         assert staged == expected
 

@@ -14,7 +14,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from hetero.errors import PlanError
-from hetero.plan.communicators import MAX_COMMUNICATORS, PlanCommunicators
+from hetero.plan.communicators import PlanCommunicators, max_communicators
 from hetero.plan.ir import GradientSyncPlan, Plan, Replica, Stage
 from hetero.plan.offload import Offload, block_positions
 from hetero.plan.validate import least_in_flight, validate
@@ -174,7 +174,7 @@ def legal_plans(draw: st.DrawFn, of: st.SearchStrategy[ModelSpec] | None = None)
 
 
 def _has_few_communicators(made: Plan) -> bool:
-    return max(PlanCommunicators(made).counts().values()) <= MAX_COMMUNICATORS
+    return max(PlanCommunicators(made).counts().values()) <= max_communicators(made)
 
 
 def _drawn_group(draw: st.DrawFn, model: ModelSpec, ranks: Sequence[int], *, tp: int, dp: int) -> _Group:

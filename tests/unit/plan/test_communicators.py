@@ -7,13 +7,13 @@ from hypothesis import given, settings
 
 from hetero.errors import PlanError
 from hetero.plan.communicators import (
-    MAX_COMMUNICATORS,
     Communicator,
     PlanCommunicators,
     _at_most,
     check_communicators,
     communicators_of,
     gradient_communicators,
+    max_communicators,
 )
 from hetero.plan.gradient_groups import gradient_buckets
 from hetero.plan.ir import GradientSyncPlan, Plan
@@ -117,7 +117,7 @@ def test_interleaved_stages_share_one_per_neighbour_and_direction(
 
 @pytest.mark.parametrize("made", [made for name, style, made in layouts() if style in ("llama-gqa", "moe")])
 def test_layouts_stay_below_the_limit(made: Plan) -> None:
-    assert max(PlanCommunicators(made).counts().values(), default=0) <= MAX_COMMUNICATORS
+    assert max(PlanCommunicators(made).counts().values(), default=0) <= max_communicators(made)
 
 
 def test_every_second_boundary_is_made_at_the_same_time() -> None:

@@ -137,7 +137,7 @@ def test_a_model_that_is_too_large_says_what_is_short_and_what_would_help() -> N
 
 def test_covers_whose_ranks_would_be_in_too_many_communicators_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cover does not count them; of this question a good one has seven."""
-    monkeypatch.setattr("hetero.plan.communicators.MAX_COMMUNICATORS", 6)
+    monkeypatch.setattr("hetero.plan.communicators.max_communicators", lambda _: 6)
     result = planned(random_problem(0, gpus=(4, 1, 2), num_layers=6, batch=16), effort_s=0.6)
     assert max(PlanCommunicators(result.plan).counts().values()) <= 6
 

@@ -1,13 +1,14 @@
 """Microbatches on their way to the device: one step ahead, each once, in buffers that nobody overwrites too early."""
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from unittest import mock
 
 import pytest
 import torch
 
 from hetero.errors import ConfigError
+from hetero.runtime import device_streams, host_copies
 from hetero.runtime.microbatch import DataPrefetcher, Microbatch, StagingBuffers
 
 CPU = torch.device("cpu")
@@ -58,7 +59,7 @@ def test_an_error_is_raised_by_the_step_that_it_belongs_to() -> None:
 
 
 def test_a_buffer_stays_as_it_is_until_the_call_after_the_next() -> None:
-    staging = StagingBuffers(pinned=False)
+    staging = StagingBuffers(0, CPU)
     first, second = staging.fill(step_of(1)), staging.fill(step_of(2))
     assert (tokens(first), tokens(second)) == ([10, 11], [20, 21])
     third = staging.fill(step_of(3))
@@ -68,7 +69,7 @@ def test_a_buffer_stays_as_it_is_until_the_call_after_the_next() -> None:
 
 def test_the_first_step_allocates_for_the_largest() -> None:
     """A later, larger step uses the same memory, and a smaller one a part of it."""
-    staging = StagingBuffers(3, pinned=False)
+    staging = StagingBuffers(3, CPU)
     addresses = [addresses_of(staging.fill(step_of(number, count=count))) for number, count in enumerate((1, 3, 2, 3))]
     assert [len(each) for each in addresses] == [4, 12, 8, 12]
     assert addresses[0] < addresses[2], "the first set of buffers"
@@ -85,32 +86,34 @@ class CudaCopies:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
         self.on = "compute"
-        empty = torch.empty
 
-        def allocate(*size: Any, pin_memory: bool, **options: Any) -> torch.Tensor:
-            self.calls.append("pinned" if pin_memory else "pageable")
-            return empty(*size, **options)
+        def allocate(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+            self.calls.append(f"pin {len(tensors)} for {device}")
+            return [torch.empty_like(tensor) for tensor in tensors]
 
         def to(tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False) -> torch.Tensor:
             waits = "" if non_blocking else ", and the host waits"
             self.calls.append(f"{self.on}: copy to {device}{waits}")
             return tensor.clone()
 
-        monkeypatch.setattr(torch, "empty", allocate)
+        copies = mock.Mock()
+        copies.record_event.return_value = "these copies"
+        device_streams.stream_for.cache_clear()
+        monkeypatch.setattr(host_copies, "pinned_like", allocate)
         monkeypatch.setattr(torch.Tensor, "to", to)
-        monkeypatch.setattr(torch.cuda, "Stream", lambda _: "copies")
+        monkeypatch.setattr(torch.cuda, "Stream", lambda _: copies)
         monkeypatch.setattr(torch.cuda, "stream", self._under)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda _: self)
         monkeypatch.setattr(torch.Tensor, "record_stream", lambda _, on: self.calls.append(f"{on.on}: keep"))
 
     @contextlib.contextmanager
-    def _under(self, stream: str) -> Iterator[None]:
-        self.on = stream
+    def _under(self, stream: object) -> Iterator[None]:
+        self.on = "copies"
         yield
         self.on = "compute"
 
-    def wait_stream(self, other: str) -> None:
-        self.calls.append(f"{self.on}: wait for {other}")
+    def wait_event(self, event: str) -> None:
+        self.calls.append(f"{self.on}: wait for {event}")
 
 
 def test_on_cuda_no_host_waits_for_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,11 +122,12 @@ def test_on_cuda_no_host_waits_for_a_copy(monkeypatch: pytest.MonkeyPatch) -> No
     data = DataPrefetcher(steps([], 3), torch.device("cuda", 0))
     data.fetch()
     # Two microbatches of four tensors: memory for two steps, then the copies of one.
-    assert cuda.calls == 16 * ["pinned"] + 8 * ["copies: copy to cuda:0"]
+    assert cuda.calls == ["pin 16 for cuda:0"] + 8 * ["copies: copy to cuda:0"]
     for number in range(3):
         cuda.calls.clear()
         assert tokens(data.take()) == [10 * number, 10 * number + 1]
-        assert cuda.calls == ["compute: wait for copies"] + 8 * ["compute: keep"]
+        assert cuda.calls == ["compute: wait for these copies"] + 8 * ["compute: keep"]
         cuda.calls.clear()
         data.fetch()
         assert cuda.calls == (8 * ["copies: copy to cuda:0"] if number < 2 else [])
+    device_streams.stream_for.cache_clear()

@@ -1,0 +1,28 @@
+"""Owns the CUDA streams of a rank besides those of its communicators: one per device and role.
+
+torch hands out streams from a pool of 32 per device and priority, in turns (CUDAStream.cpp): the 33rd is the first one
+again. Communicators take theirs from the same pool, and a copy in the stream of a communicator waits for the receives
+that are pending there. So nothing else in the runtime makes a stream. :mod:`hetero.plan.stream_roles` says which roles
+there are, and why users of one stream do not wait for one another in a circle.
+"""
+
+from functools import cache
+
+import torch
+
+from hetero.plan.stream_roles import StreamRole
+
+
+def has_streams(device: torch.device) -> bool:
+    """Whether work on ``device`` is issued to streams, and the host goes on meanwhile."""
+    return device.type == "cuda"
+
+
+@cache
+def stream_for(device: torch.device, role: StreamRole) -> torch.cuda.Stream:
+    """Return the stream for ``role`` on a device that :func:`has_streams`, the same at every call.
+
+    Args:
+        device: with its index, as the device of a tensor has it.
+    """
+    return torch.cuda.Stream(device)
