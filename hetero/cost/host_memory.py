@@ -10,7 +10,8 @@ bf16 or fp16:
                        owned or not, where they live there
     checkpoint    12   the state once more, while a checkpoint is written
 
-Of activations that are there, those of all microbatches in flight.
+Of activations that are there, those of all microbatches in flight. On CUDA gradients, weights and activations are in
+pinned memory, whose regions are rounded up to pages (:mod:`hetero.runtime.pinned_memory`).
 """
 
 import dataclasses
@@ -51,6 +52,11 @@ class HostMemory:
     def held(self) -> int:
         """What is there all the time."""
         return self.total - self.checkpoint - self.activations
+
+    @property
+    def pinned(self) -> int:
+        """What copies to and from the device go through; the optimizer's state stays on the host."""
+        return self.gradients + self.weights + self.activations
 
     def named(self) -> dict[str, int]:
         """Its parts by their names."""

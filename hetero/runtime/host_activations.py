@@ -34,8 +34,10 @@ from hetero.plan.ir import Stage
 from hetero.plan.offload import blocks_with_activations_on_host
 from hetero.plan.stream_roles import StreamRole
 from hetero.runtime.host_copies import Arrived, host_copies
+from hetero.runtime.host_slots import BlockKey, HostSlots, Taken
 from hetero.runtime.stage_blocks import tell_beginnings
 from hetero.schedule.actions import Action, ActionKind
+from hetero.schedule.activation_residency import worst_moments
 from hetero.schedule.program import Program
 
 
@@ -58,6 +60,7 @@ class _Memory:
 class _Block:
     """What one block saves of one microbatch, by the address of its memory.
 
+    taken: its memory on the host.
     left: returns, once it is on the host, when that was.
     coming: on its way back; returns when it is there.
     """
@@ -66,14 +69,23 @@ class _Block:
     stage: int
     position: float
     memory: dict[int, _Memory] = field(default_factory=dict)
+    taken: Taken = field(default_factory=Taken)
     left: "Future[float] | None" = None
     coming: "Future[tuple[Arrived, float]] | None" = None
     is_reached: bool = False
     is_over: bool = False
 
     @property
+    def key(self) -> BlockKey:
+        return self.stage, self.position
+
+    @property
+    def sizes(self) -> list[int]:
+        return [each.nbytes for each in self.memory.values()]
+
+    @property
     def nbytes(self) -> int:
-        return sum(each.nbytes for each in self.memory.values())
+        return sum(self.sizes)
 
 
 @dataclass(slots=True, eq=False)
@@ -154,6 +166,9 @@ class HostActivations:
         self._positions = {
             s: blocks_with_activations_on_host(stage, num_layers=num_layers) for s, (stage, _) in stages.items()
         }
+        copies = host_copies(device)
+        self._slots = HostSlots(copies)
+        self._weighs = False
         self.follow(program)
         self._kept: dict[tuple[int, int], _Microbatch] = {}
         self._microbatch: _Microbatch | None = None
@@ -164,7 +179,7 @@ class HostActivations:
         self._next: deque[_Block] = deque()
         self._coming: deque[_Block] = deque()
         if self._order:
-            self._copies = host_copies(device)
+            self._copies = copies
             self._out = ThreadPoolExecutor(1, thread_name_prefix="activations-out")
             self._in = ThreadPoolExecutor(1, thread_name_prefix="activations-in")
             for s, (stage, module) in stages.items():
@@ -175,10 +190,25 @@ class HostActivations:
     def follow(self, program: Program) -> None:
         """Bring blocks back from the next step on in the order of ``program``, which differs in its microbatches."""
         self._order = [queued.action for queued in program.queues.get("activations_in", ())]
+        moments = worst_moments([queued.action for queued in program.queues["compute"]]) if self._order else []
+        self._in_flight = {s: max((moment[s].in_flight for moment in moments), default=0) for s in self._positions}
+
+    def reserve(self) -> None:
+        """Allocate on the host what the blocks of a step need, as far as is known; no step may be under way."""
+        self._slots.grow(self._in_flight)
 
     def begin(self) -> None:
         """A step begins; nothing is kept of the one before."""
+        self.reserve()
         self._backwards = deque(self._order)
+
+    @contextmanager
+    def weighing(self, s: int, input_SBH: torch.Tensor | None) -> Iterator[None]:
+        """Surrounds a forward of a warm-up, of which nothing goes to the host: learn what each block saves."""
+        self._weighs = True
+        with self._hooks(s, _Microbatch(input_SBH)):
+            yield
+        self._weighs = False
 
     @contextmanager
     def saving(self, action: Action, input_SBH: torch.Tensor | None) -> Iterator[None]:
@@ -187,21 +217,30 @@ class HostActivations:
         Args:
             input_SBH: of the stage. Its memory goes when it is on the host and the forward over, but not its gradient.
         """
-        positions = self._positions[action.stage]
-        if not positions:
+        if not self._positions[action.stage]:
             yield
             return
-        module = self._modules[action.stage]
+        kept = self._kept[action.stage, action.number] = _Microbatch(input_SBH)
+        with self._hooks(action.stage, kept):
+            yield
+        kept.forward_is_over = True
+        kept.give_input_back()
+        self._bring(self._timing.block_end_s(None))
+
+    @contextmanager
+    def _hooks(self, s: int, microbatch: _Microbatch) -> Iterator[None]:
+        """Surrounds a forward, whose blocks are those of ``microbatch``."""
+        if not self._positions[s]:
+            yield
+            return
+        module = self._modules[s]
         self._weights = {_identity(each) for each in (*module.parameters(), *module.buffers())}
-        kept = self._microbatch = self._kept[action.stage, action.number] = _Microbatch(input_SBH)
-        self._begin_block(action.stage, positions[0])
+        self._microbatch = microbatch
+        self._begin_block(s, self._positions[s][0])
         with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
             yield
         self._end_block()
         self._microbatch = None
-        kept.forward_is_over = True
-        kept.give_input_back()
-        self._bring(self._timing.block_end_s(None))
 
     @contextmanager
     def using(self, action: Action) -> Iterator[None]:
@@ -216,6 +255,7 @@ class HostActivations:
             self.on_host.add(-block.nbytes)
             for each in block.memory.values():
                 each.host = None
+            self._slots.give_back(block.key, block.taken)
 
     def _begins(self, s: int, position: float) -> None:
         # Elsewhere it is an evaluation, a warm-up, or a layer that is computed again.
@@ -237,7 +277,13 @@ class HostActivations:
 
     def _end_block(self) -> None:
         block, self._block = self._block, None
-        if block is not None:
+        if block is None:
+            return
+        self._slots.weigh(block.key, block.sizes)
+        if not self._weighs:
+            block.taken = self._slots.take(block.key, block.sizes)
+            for each, part in zip(block.memory.values(), block.taken.parts, strict=True):
+                each.host = part
             self.on_host.add(block.nbytes)
             done_s = self._timing.block_end_s(block.position)
             block.left = self._out.submit(self._copy_out, block, self._copies.mark_computed(), done_s)
@@ -263,8 +309,11 @@ class HostActivations:
         if address not in block.memory:
             source = torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
             block.memory[address] = _Memory(source.nbytes, source)
-            self.on_device.add(source.nbytes)
-            kept.savers += kept.is_input(address)
+            if not self._weighs:
+                self.on_device.add(source.nbytes)
+                kept.savers += kept.is_input(address)
+        if self._weighs:
+            return tensor.detach()
         return _Tensor(
             block, block.memory[address], tensor.dtype, int(tensor.storage_offset()), tensor.size(), tensor.stride()
         )
@@ -329,9 +378,7 @@ class HostActivations:
         with self._copies.outwards(StreamRole.COMPUTED_OUT):
             computed()
             for each in block.memory.values():
-                source = _present(each.source)
-                each.host = self._copies.to_keep(source, dtype=source.dtype)
-                self._copies.copy(each.host, source)
+                self._copies.copy(_present(each.host), _present(each.source))
         return self._timing.copy_block(ActionKind.OUT_A, block.stage, block.position, after_s=done_s)
 
     @torch.no_grad()

@@ -179,7 +179,8 @@ class StageRunner:
     @contextmanager
     def _surrounded(self, action: Action | None, input_SBH: torch.Tensor | None, *, with_graph: bool) -> Iterator[None]:
         if action is None:
-            with self._weights.using(Action(self._stage, ActionKind.F, _MADE_UP)):
+            weighing = self._activations.weighing(self._stage, input_SBH) if with_graph else nullcontext()
+            with self._weights.using(Action(self._stage, ActionKind.F, _MADE_UP)), weighing:
                 yield
             return
         saving = self._activations.saving(action, input_SBH) if with_graph else nullcontext()

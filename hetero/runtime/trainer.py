@@ -140,6 +140,7 @@ class Trainer:
                 loss_scale=self._loss_scale_of,
                 forwards_again=any(step.action.kind == ActionKind.R for step in program.queues["compute"]),
             )
+            self.host_activations.reserve()
 
     def change_batch(self, plan: Plan) -> None:
         """Train from the next step on by ``plan``: that of the context, or what it is for a batch of another size.
