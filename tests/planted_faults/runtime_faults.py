@@ -247,8 +247,8 @@ RUNTIME_FAULTS = (
         name="the next step's microbatches are written over those of this one",
         kind="stale data",
         file="hetero/runtime/microbatch.py",
-        find="for _ in range(2)]",
-        replace="for _ in range(1)]",
+        find="self._sets = [made[:count], made[count:]]",
+        replace="self._sets = [made[:count], made[:count]]",
         hints=("tests/unit/runtime/test_microbatch.py",),
     ),
     # Initial values and random numbers.

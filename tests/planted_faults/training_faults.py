@@ -24,8 +24,8 @@ TRAINING_FAULTS = (
         name="a save in the background has the weights of the next step",
         kind="stale weight",
         file="hetero/checkpoint/writer.py",
-        find="offsets=each.offsets, tensor=buffer",
-        replace="offsets=each.offsets, tensor=source",
+        find="offsets=each.offsets, tensor=self._buffers[key]",
+        replace="offsets=each.offsets, tensor=each.tensor",
         hints=("tests/dist/test_checkpoint_save.py",),
     ),
     Fault(
