@@ -102,8 +102,13 @@ def train_without(rank: int, made: Plan) -> Trace | None:
     return train(rank, made, NUM_STEPS, SMALL_BUCKETS, weights_at="the end")
 
 
+IN_TURNS = [
+    pytest.param(name, marks=[] if name == "everything" else pytest.mark.rotates("late copies")) for name in RESIDENCIES
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(RESIDENCIES))
+@pytest.mark.parametrize("name", IN_TURNS)
 def test_nothing_reads_what_is_still_on_its_way(name: str) -> None:
     made = residency(name)
     both = (run_ranks(each, made.world_size, made) for each in (train_without, train_with_streams))

@@ -7,14 +7,16 @@ import dataclasses
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from hetero.plan.ir import Plan
 from hetero.runtime.loss_scaler import LossScaleOptions
 from hetero.runtime.options import DataParallelOptions, StageOptions
+from hetero.runtime.pinned_memory import pinned_empty
 from hetero.spec.model import ModelSpec
 from tests.gpu.models import MODELS, SLOW_ADAM
-from tests.helpers.gpu_ranks import device_type_here, on_devices, placed_on, run_on
-from tests.helpers.host_training import left_to_hosts
+from tests.helpers.gpu_ranks import GPU, device_type_here, on_devices, placed_on, run_on
+from tests.helpers.host_training import activations_to_hosts, gradients_to_hosts, left_to_hosts, weights_to_hosts
 from tests.helpers.plans import plan, replica, sharded, stage
 from tests.helpers.training import Trace, train
 
@@ -69,3 +71,48 @@ def test_hosts_update_what_the_device_would(device: str, case: tuple[str, bool])
         assert not none
         assert held < whole, "the state is not on the device"
         assert counts["updated" if not speculate else "right"] > 0
+
+
+RESIDENCIES: dict[str, Callable[[Plan], Plan]] = {
+    "gradients": lambda made: gradients_to_hosts(made, speculate=False),
+    "weights": lambda made: weights_to_hosts(made, turn=0, speculate=False),
+    "activations": activations_to_hosts,
+    "everything": lambda made: activations_to_hosts(weights_to_hosts(made, turn=0, speculate=True)),
+}
+ON_HOSTS = [(layout, residency) for layout in LAYOUTS for residency in RESIDENCIES]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("device", "case"), on_devices(ON_HOSTS, on_cpu=[("pp2-and-dp2", "everything")]))
+def test_what_lives_on_hosts_trains_as_on_the_device(device: str, case: tuple[str, str]) -> None:
+    """In fp32, to what the order of summation takes."""
+    layout, residency = case
+    on_device = sharded(LAYOUTS[layout](MODELS["llama-gqa"]()))
+    on_host = RESIDENCIES[residency](on_device)
+    expected = run_on(device, seen, on_device.world_size, device, on_device)
+    found = run_on(device, seen, on_host.world_size, device, on_host)
+    for (losses, _, _), (expected_losses, _, _) in zip(found, expected, strict=True):
+        assert losses == pytest.approx(expected_losses, rel=1e-4)
+
+
+@pytest.mark.parametrize("device_type", [pytest.param("cuda", marks=GPU)])
+def test_registered_memory_is_pinned(device_type: str) -> None:
+    """As torch sees it, and as copies do: they are asynchronous both ways, and whole when the stream says so."""
+    device = torch.device(device_type, 0)
+    on_host = pinned_empty(3 * 2**20 + 1, torch.float32, device)
+    assert on_host.is_pinned()
+    assert on_host[2**20 :].is_pinned()
+    on_device = torch.arange(on_host.numel(), dtype=torch.float32, device=device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        on_host.copy_(on_device, non_blocking=True)
+        on_device.zero_()
+        on_device.copy_(on_host, non_blocking=True)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize(device)
+    assert torch.equal(on_host, torch.arange(on_host.numel(), dtype=torch.float32))
+    assert torch.equal(on_device.cpu(), on_host)
+    del on_host
+    # The driver takes the same address again.
+    assert pinned_empty(3 * 2**20 + 1, torch.float32, device).is_pinned()
