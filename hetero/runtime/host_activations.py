@@ -166,8 +166,8 @@ class HostActivations:
         self._positions = {
             s: blocks_with_activations_on_host(stage, num_layers=num_layers) for s, (stage, _) in stages.items()
         }
-        copies = host_copies(device)
-        self._slots = HostSlots(copies)
+        self._copies = host_copies(device)
+        self._slots = HostSlots(self._copies)
         self._weighs = False
         self.follow(program)
         self._kept: dict[tuple[int, int], _Microbatch] = {}
@@ -179,7 +179,6 @@ class HostActivations:
         self._next: deque[_Block] = deque()
         self._coming: deque[_Block] = deque()
         if self._order:
-            self._copies = copies
             self._out = ThreadPoolExecutor(1, thread_name_prefix="activations-out")
             self._in = ThreadPoolExecutor(1, thread_name_prefix="activations-in")
             for s, (stage, module) in stages.items():
