@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.fusions import fused_bias_swiglu
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import layers
@@ -201,6 +202,44 @@ def scale_auxiliary_losses(scale: float, *, device: torch.device) -> None:
 def clear_auxiliary_losses() -> None:
     """Forget what megatron-core has added up of auxiliary losses for a log."""
     clear_moe_losses(moe_utils)
+
+
+class CompiledForAnyRows:
+    """A compiled function that torch compiles once, whatever the number of rows of its arguments.
+
+    Left to itself, torch's compiler makes graphs of their own for 0 rows, for 1 row, for the first other number and for
+    all others, each at its first call. It makes one for a dimension whose size it may not ask for. Views have more such
+    numbers, the sizes of their base and where they begin in its memory, and whether autograd follows a tensor tells
+    graphs apart as well: arguments are passed on as tensors of their own.
+
+    Args:
+        function: called without autograd, on tensors with one number of rows.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        # The compiler takes 0.2 s to import, and most ranks compile no experts.
+        from torch._dynamo.decorators import mark_unbacked  # noqa: PLC0415
+
+        self._function = function
+        self._hide_size = mark_unbacked
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        # Probabilities of an expert's tokens are a slice of all, one number a token; all else begins its memory.
+        arguments = [tensor.clone() if tensor.storage_offset() else tensor.detach() for tensor in tensors]
+        for argument in arguments:
+            self._hide_size(argument, 0)
+        return self._function(*arguments)
+
+
+def compile_experts_once() -> None:
+    """Let experts' fused activation be compiled once for all numbers of tokens. Safe to call again.
+
+    SwiGLU is the only one that is fused for experts (mlp.py:186-206; a model's experts have no biases).
+    """
+    for name in ("weighted_swiglu", "weighted_swiglu_back"):
+        function = getattr(fused_bias_swiglu, name)
+        if not isinstance(function, CompiledForAnyRows):
+            setattr(fused_bias_swiglu, name, CompiledForAnyRows(function))
 
 
 def keep_float64_logits() -> None:

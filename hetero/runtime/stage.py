@@ -111,6 +111,8 @@ def _build_stage(context: ParallelContext, work: StageContext, *, options: Stage
     choice = choose_layers(plan, stage, options, device=context.device)
     if choice.fp8 is not None:
         mcore.reduce_amax_over_tensor_parallel_ranks()
+    if choice.bias_activation and model.num_experts is not None:
+        mcore.compile_experts_once()
     with _NothingDrawn():
         module = MaskedVocabularyGPT(
             config=_transformer_config(context, work, options, choice),

@@ -5,9 +5,10 @@ first call may have to wait for the device, and so for that message, which the o
 heard from this one: a training that stands still in its first step. After the warm-up, the computes of a step call
 nothing for the first time, torch.compile's fusions included, and it does not matter whether CUDA loads kernels lazily.
 
-Experts are the exception. They get other numbers of tokens in every microbatch, by which cuBLAS chooses kernels: with
-them, pretrain_gpt.py has all kernels loaded when the process starts (``CUDA_MODULE_LOADING=EAGER``). The CUDA C++
-Programming Guide, "Lazy Loading", describes this deadlock and both remedies.
+Experts get another number of tokens in every microbatch. What torch's compiler makes for them serves all numbers
+(:func:`hetero.runtime.mcore.compile_experts_once`), but cuBLAS chooses kernels by that number: with experts,
+pretrain_gpt.py has all kernels loaded when the process starts (``CUDA_MODULE_LOADING=EAGER``). The CUDA C++ Programming
+Guide, "Lazy Loading", describes this deadlock and both remedies.
 """
 
 import contextlib
@@ -62,8 +63,9 @@ def warm_up(
 def _made_up_microbatch(context: ParallelContext) -> Microbatch:
     assert context.work is not None, "an idle rank has no stages"
     shape = (context.work.stage.micro_batch_size, context.plan.seq_length)
-    tokens = torch.zeros(shape, dtype=torch.int64, device=context.device)
     positions = torch.arange(context.plan.seq_length, device=context.device).expand(shape).contiguous()
+    # Unlike tokens go to unlike experts: a kernel whose variants are timed at its first call has work to do then.
+    tokens = positions % context.plan.model.vocab_size
     return Microbatch(tokens, positions, tokens, torch.ones(shape, device=context.device))
 
 

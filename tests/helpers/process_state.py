@@ -28,6 +28,7 @@ PUT_BACK = (
     "torch.cuda",
     "torch.cuda.random",
     "torch.distributed.distributed_c10d",
+    "megatron.core.fusions.fused_bias_swiglu",
     "megatron.core.parallel_state",
     "megatron.core.tensor_parallel.cross_entropy",
     "megatron.core.tensor_parallel.layers",
