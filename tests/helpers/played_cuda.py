@@ -1,9 +1,26 @@
-"""What torch is kept from asking on a machine that only says it has CUDA."""
+"""Lets the runtime believe on a CPU that it is on CUDA: what it then compiles, in which thread it then runs backwards.
 
+A machine with CUDA differs in more than speed: megatron-core's fused functions are compiled, the runtime warms up,
+copies go through streams and pinned memory, and autograd runs backwards in a thread of its own.
+"""
+
+import ast
+import contextlib
+import inspect
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import torch
+import torch._dynamo
+from megatron.core.pipeline_parallel import schedules
+
+from hetero.runtime import host_copies, layer_choice
 
 
 def no_graph_is_captured() -> Any:
@@ -16,3 +33,134 @@ def no_graph_is_captured() -> Any:
     assert names, "torch has renamed it"
     stand_ins: dict[str, Any] = {name: lambda _: None for name in names}
     return mock.patch.multiple(torch.optim.Optimizer, **stand_ins)
+
+
+@contextlib.contextmanager
+def playing_cuda() -> Iterator[None]:
+    """Decide everywhere as on CUDA, and play what the CPU lacks: streams, events and pinned memory."""
+    with contextlib.ExitStack() as patches:
+        for patch in (
+            mock.patch.object(torch.cuda, "is_available", return_value=True),
+            no_graph_is_captured(),
+            mock.patch.object(torch.cuda, "Stream", PlayedStream),
+            mock.patch.object(torch.cuda, "Event", PlayedEvent),
+            mock.patch.object(torch.cuda, "current_stream", PlayedStream),
+            mock.patch.object(torch.cuda, "stream", contextlib.nullcontext),
+            mock.patch.object(host_copies, "_pinned", lambda numel, dtype: torch.empty(numel, dtype=dtype)),
+        ):
+            patches.enter_context(patch)
+        _replace_everywhere(patches, layer_choice.runs_cuda, lambda device: True)
+        _replace_everywhere(patches, host_copies.host_copies, host_copies._CudaCopies)
+        yield
+
+
+class PlayedEvent:
+    """An event of CUDA where the device is the processor itself: all that was recorded is over."""
+
+    def __init__(self, **_: object) -> None:
+        self.at_s = 0.0
+
+    def record(self, stream: object = None) -> None:
+        self.at_s = time.perf_counter()
+
+    def elapsed_time(self, end: "PlayedEvent") -> float:
+        return (end.at_s - self.at_s) * 1000
+
+    def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+
+class PlayedStream:
+    """A stream of CUDA where the device is the processor itself: nothing waits, as nothing is under way."""
+
+    def __init__(self, device: Any = None, priority: int = 0) -> None:
+        self.device = device
+
+    def record_event(self, event: PlayedEvent | None = None) -> PlayedEvent:
+        event = event or PlayedEvent()
+        event.record()
+        return event
+
+    def wait_event(self, event: PlayedEvent) -> None:
+        pass
+
+    def wait_stream(self, stream: "PlayedStream") -> None:
+        pass
+
+
+@contextlib.contextmanager
+def compiled_functions(backend: str = "aot_eager") -> Iterator[None]:
+    """Compile what megatron-core compiles while it is imported where there is CUDA, and nowhere else here.
+
+    ``aot_eager`` makes graphs and their guards as torch's own backend does, and generates no code from them.
+    """
+    torch._dynamo.reset()
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(torch._dynamo.config.patch(fail_on_recompile_limit_hit=True))
+        for holder, name in _functions_to_compile():
+            function = inspect.getattr_static(holder, name)
+            compiled = torch.compile(function, backend=backend)
+            if inspect.isclass(holder):
+                patches.enter_context(mock.patch.object(holder, name, compiled))
+            else:
+                _replace_everywhere(patches, function, compiled)
+        yield
+    torch._dynamo.reset()
+
+
+def _functions_to_compile() -> list[tuple[Any, str]]:
+    """Return modules and classes of megatron-core, each with the name of a function that its decorator compiles."""
+    found: list[tuple[Any, str]] = []
+    for module in _modules("megatron.core."):
+        path = Path(getattr(module, "__file__", None) or "")
+        source = path.read_text(encoding="utf-8") if path.suffix == ".py" else ""
+        if "@jit_fuser" not in source:
+            continue
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef):
+                found += [(vars(module)[node.name], name) for name in _decorated(node.body)]
+            else:
+                found += [(module, name) for name in _decorated([node])]
+    return found
+
+
+def _decorated(body: list[ast.stmt]) -> list[str]:
+    return [
+        node.name
+        for node in body
+        if isinstance(node, ast.FunctionDef)
+        and any(isinstance(each, ast.Name) and each.id == "jit_fuser" for each in node.decorator_list)
+    ]
+
+
+def _replace_everywhere(
+    patches: contextlib.ExitStack, original: object, replacement: object, *, but: ModuleType | None = None
+) -> None:
+    """Replace an object in all modules that have it by its name, ``but`` one."""
+    for module in _modules("megatron.", "hetero."):
+        for name, value in list(vars(module).items()):
+            if value is original and module is not but:
+                patches.enter_context(mock.patch.object(module, name, replacement))
+
+
+def _modules(*prefixes: str) -> list[ModuleType]:
+    return [module for name, module in list(sys.modules.items()) if name.startswith(prefixes) and module is not None]
+
+
+@contextlib.contextmanager
+def backwards_in_another_thread() -> Iterator[None]:
+    """Run backwards of stages in one other thread, as autograd does for each device but the CPU.
+
+    Whatever is a thread's own, contexts and modes of torch among them, is then not that of the thread that runs
+    forwards. A forward within a backward, which recomputation has, runs in the thread of the backward, as there.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="autograd") as thread, contextlib.ExitStack() as patches:
+
+        def run_there(output: torch.Tensor, gradient: torch.Tensor) -> None:
+            thread.submit(schedules.custom_backward, output, gradient).result()
+
+        _replace_everywhere(patches, schedules.custom_backward, run_there, but=schedules)
+        yield
