@@ -37,11 +37,12 @@ def no_graph_is_captured() -> Any:
 
 @contextlib.contextmanager
 def playing_cuda() -> Iterator[None]:
-    """Decide everywhere as on CUDA, and play what the CPU lacks: streams, events and pinned memory."""
+    """Let the runtime decide as on CUDA, and play what the CPU lacks: streams, events and pinned memory.
+
+    ``torch.cuda.is_available()`` stays false: torch's compiler asks it, and then the driver.
+    """
     with contextlib.ExitStack() as patches:
         for patch in (
-            mock.patch.object(torch.cuda, "is_available", return_value=True),
-            no_graph_is_captured(),
             mock.patch.object(torch.cuda, "Stream", PlayedStream),
             mock.patch.object(torch.cuda, "Event", PlayedEvent),
             mock.patch.object(torch.cuda, "current_stream", PlayedStream),
