@@ -39,6 +39,14 @@ CUDA_DEFAULTS = (
         why="stages hold activations of unlike sizes, and fixed segments of memory are left with holes",
         aliases=("PYTORCH_CUDA_ALLOC_CONF",),
     ),
+    EnvironmentDefault(
+        name="TORCHINDUCTOR_COMPILE_THREADS",
+        value="1",
+        why=(
+            "torch's compiler would start a process for each core on every rank, up to 32, and the few fused functions "
+            "of megatron-core are compiled one after the other"
+        ),
+    ),
 )
 """Only what is right on every host; which network a host is to use it has to be told (``docs/install.md``)."""
 

@@ -27,6 +27,7 @@ def test_what_is_not_set_gets_its_default() -> None:
     assert environment == {"HOME": "/"} | {each.name: each.value for each in CUDA_DEFAULTS}
     assert environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
     assert environment["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert environment["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
 
 
 def test_ranks_that_share_devices_have_more_defaults() -> None:
@@ -46,6 +47,7 @@ def test_ranks_that_share_devices_have_more_defaults() -> None:
         {"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
         {"PYTORCH_ALLOC_CONF": ""},
         {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"},
+        {"TORCHINDUCTOR_COMPILE_THREADS": "8"},
     ],
 )
 def test_what_the_user_has_set_stays(given: dict[str, str]) -> None:
@@ -59,7 +61,10 @@ def test_what_the_user_has_set_stays(given: dict[str, str]) -> None:
 def test_the_log_tells_whose_a_value_is() -> None:
     environment = {"PYTORCH_CUDA_ALLOC_CONF": "x:1", "NCCL_SOCKET_IFNAME": "eth0", "HOME": "/"}
     set_cuda_environment(environment)
-    said = "default: CUDA_DEVICE_MAX_CONNECTIONS=32; yours: PYTORCH_CUDA_ALLOC_CONF=x:1, NCCL_SOCKET_IFNAME=eth0"
+    said = (
+        "default: CUDA_DEVICE_MAX_CONNECTIONS=32, TORCHINDUCTOR_COMPILE_THREADS=1; "
+        "yours: PYTORCH_CUDA_ALLOC_CONF=x:1, NCCL_SOCKET_IFNAME=eth0"
+    )
     assert describe_cuda_environment(environment) == said
     assert launch_from(environment).cuda_environment == said
     assert describe_cuda_environment({"HOME": "/"}) == ""
