@@ -208,9 +208,10 @@ class CompiledForAnyRows:
     """A compiled function that torch compiles once, whatever the number of rows of its arguments.
 
     Left to itself, torch's compiler makes graphs of their own for 0 rows, for 1 row, for the first other number and for
-    all others, each at its first call. It makes one for a dimension whose size it may not ask for. Views have more such
-    numbers, the sizes of their base and where they begin in its memory, and whether autograd follows a tensor tells
-    graphs apart as well: arguments are passed on as tensors of their own.
+    all others, each at its first call. It makes one for a dimension whose size it may not ask for.
+
+    Arguments are detached: of a view the compiler also asks for the size of its base and where it begins there, and a
+    tensor that autograd follows gets another graph than one that it does not.
 
     Args:
         function: called without autograd, on tensors with one number of rows.
@@ -224,8 +225,7 @@ class CompiledForAnyRows:
         self._hide_size = mark_unbacked
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
-        # Probabilities of an expert's tokens are a slice of all, one number a token; all else begins its memory.
-        arguments = [tensor.clone() if tensor.storage_offset() else tensor.detach() for tensor in tensors]
+        arguments = [tensor.detach() for tensor in tensors]
         for argument in arguments:
             self._hide_size(argument, 0)
         return self._function(*arguments)
