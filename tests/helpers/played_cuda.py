@@ -8,7 +8,6 @@ import ast
 import contextlib
 import inspect
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +19,8 @@ import torch
 import torch._dynamo
 from megatron.core.pipeline_parallel import schedules
 
-from hetero.runtime import host_copies, layer_choice
+from hetero.runtime import layer_choice
+from tests.helpers import played_streams
 
 
 def no_graph_is_captured() -> Any:
@@ -37,59 +37,17 @@ def no_graph_is_captured() -> Any:
 
 @contextlib.contextmanager
 def playing_cuda() -> Iterator[None]:
-    """Let the runtime decide as on CUDA, and play what the CPU lacks: streams, events and pinned memory.
+    """Let the runtime decide as on CUDA, with streams, events and pinned memory played.
 
     ``torch.cuda.is_available()`` stays false: torch's compiler asks it, and then the driver.
     """
     with contextlib.ExitStack() as patches:
-        for patch in (
-            mock.patch.object(torch.cuda, "Stream", PlayedStream),
-            mock.patch.object(torch.cuda, "Event", PlayedEvent),
-            mock.patch.object(torch.cuda, "current_stream", PlayedStream),
-            mock.patch.object(torch.cuda, "stream", contextlib.nullcontext),
-            mock.patch.object(host_copies, "_pinned", lambda numel, dtype: torch.empty(numel, dtype=dtype)),
-        ):
-            patches.enter_context(patch)
+        to = torch.Tensor.to
+        patches.enter_context(played_streams.played_cuda())
+        # The compiler has no graph for a method that was replaced: what a prefetcher copies is there at once.
+        patches.enter_context(mock.patch.object(torch.Tensor, "to", to))
         _replace_everywhere(patches, layer_choice.runs_cuda, lambda device: True)
-        _replace_everywhere(patches, host_copies.host_copies, host_copies._CudaCopies)
         yield
-
-
-class PlayedEvent:
-    """An event of CUDA where the device is the processor itself: all that was recorded is over."""
-
-    def __init__(self, **_: object) -> None:
-        self.at_s = 0.0
-
-    def record(self, stream: object = None) -> None:
-        self.at_s = time.perf_counter()
-
-    def elapsed_time(self, end: "PlayedEvent") -> float:
-        return (end.at_s - self.at_s) * 1000
-
-    def synchronize(self) -> None:
-        pass
-
-    def query(self) -> bool:
-        return True
-
-
-class PlayedStream:
-    """A stream of CUDA where the device is the processor itself: nothing waits, as nothing is under way."""
-
-    def __init__(self, device: Any = None, priority: int = 0) -> None:
-        self.device = device
-
-    def record_event(self, event: PlayedEvent | None = None) -> PlayedEvent:
-        event = event or PlayedEvent()
-        event.record()
-        return event
-
-    def wait_event(self, event: PlayedEvent) -> None:
-        pass
-
-    def wait_stream(self, stream: "PlayedStream") -> None:
-        pass
 
 
 @contextlib.contextmanager
