@@ -19,8 +19,10 @@ from unittest.mock import patch
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hetero.profiling.built_parts import BuiltParts, LayersOfModel
+from hetero.profiling.points import ProfilePoint
 from hetero.profiling.profiled_plan import ProfiledModel
-from hetero.profiling.stage_part import StagePart, one_rank
+from hetero.profiling.stage_part import world_of_rank_0
 from hetero.runtime import cpu_backend, layer_choice
 from hetero.runtime.options import StageOptions
 from hetero.spec.model import ModelSpec
@@ -126,14 +128,17 @@ def _norm_counted_by(counter: LaunchCounter) -> Callable[..., Any]:
 def count_launches(model: ModelSpec, kind: ModuleKind) -> tuple[int, int]:
     """Count those of a forward and of a backward of one layer, or half of one, in bf16, without dropout.
 
-    A pass of its own adds each gradient to its sum, as on a CPU, which has no product of bf16 that adds to fp32.
+    A pass of its own adds each gradient to its sum: a CPU has no product of bf16 that adds to fp32.
     """
     profiled = ProfiledModel(model=model, device=SHIPPED_DEVICES.of("cpu"), seq_length=16, precision="bf16")
-    plan, counter = profiled.plan(tp=1, micro_batch_size=2), LaunchCounter()
-    options = StageOptions(hidden_dropout=0.0, attention_dropout=0.0)
-    counts = []
-    with _as_on_cuda(counter), one_rank(plan, kind, torch.device("cpu")) as context:
-        part = StagePart(context, kind, options=options)
+    options = StageOptions(
+        hidden_dropout=0.0, attention_dropout=0.0, init_method_std=None, gradient_accumulation_fusion=False
+    )
+    point = ProfilePoint(what="passes", kind=kind, tp=1, micro_batch_size=2)
+    counter, counts = LaunchCounter(), []
+    world_size = profiled.plan(tp=1, micro_batch_size=1).world_size
+    with _as_on_cuda(counter), world_of_rank_0(world_size=world_size):
+        part = BuiltParts(torch.device("cpu"), world_size=world_size).take(LayersOfModel(profiled, options), point)
         part.forward()
         part.backward()
         for run in (part.forward, part.backward):

@@ -103,7 +103,7 @@ class LayerTimes:
         self._implementation = implementation
         self._known: dict[tuple[ModuleKind, LayerPlacement], LayerCost] = {}
         self._profiles: dict[str, Profile | None] = {}
-        self._implementations: dict[str, LayerImplementation | None] = {}
+        self._implementations: dict[str, LayerImplementation] = {}
 
     def profile_of(self, device: str) -> Profile | None:
         """The profile of exactly these blocks on ``device``, if there is one."""
