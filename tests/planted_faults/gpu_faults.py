@@ -230,6 +230,23 @@ GPU_FAULTS = (
         replace='        return Communicator("activations", ranks) if len(ranks) > 1 else None',
         hints=("tests/unit/plan/test_communicators.py",),
     ),
+    # Stages of a run on a GPU.
+    Fault(
+        name="a stage at its limit leaves what it started",
+        kind="missing check",
+        file="tests/gpu_stages/processes.py",
+        find="            num_left = kill_marked(mark)\n",
+        replace="            num_left = 0\n            process.kill()\n",
+        hints=("tests/gpu_stages/test_processes.py",),
+    ),
+    Fault(
+        name="a stage runs without what it needs",
+        kind="missing check",
+        file="tests/gpu_stages/run.py",
+        find='outcomes.get(stage.needs, "passed") != "passed"',
+        replace="stage.needs not in outcomes",
+        hints=("tests/gpu_stages/test_run.py",),
+    ),
     # What a launch looks at, and what it leaves behind.
     Fault(
         name="a launch does not ask whether torch has kernels for its device",

@@ -1,0 +1,192 @@
+"""``scripts/test_gpu.sh`` as a user types it, on a machine without a GPU: what it refuses, and a rehearsal."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu_stages.stages import list_stages
+from tests.gpu_stages.target import Target
+from tests.helpers.sources import ROOT
+
+CARRIED = ("hetero", "megatron", "scripts", "tests", "tools")
+"""Folders that the script and its stages use."""
+
+
+def run_script(
+    *arguments: str, folder: Path = ROOT, timeout_s: float = 60, **variables: str
+) -> "subprocess.CompletedProcess[str]":
+    bash = shutil.which("bash")
+    assert bash is not None
+    return subprocess.run(
+        [bash, "scripts/test_gpu.sh", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHON": sys.executable, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout_s,
+    )
+
+
+def play_torch(folder: Path, *, version: str, cuda: str | None, sees: bool) -> str:
+    """Write a package that says what a torch says of its version and its devices, and return the folder of it."""
+    (folder / "torch").mkdir(parents=True)
+    (folder / "torch" / "__init__.py").write_text(
+        "from types import SimpleNamespace\n"
+        f"__version__, version = {version!r}, SimpleNamespace(cuda={cuda!r})\n"
+        f"cuda = SimpleNamespace(is_available=lambda: {sees})\n"
+    )
+    return str(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it would run the tests of the GPU")
+@pytest.mark.parametrize(
+    ("version", "cuda", "sees", "said"),
+    [
+        (torch.__version__, None, None, f"torch {torch.__version__} sees no GPU"),
+        ("2.9.1+cu130", "13.0", True, "torch 2.9.1+cu130 is too old, this project needs 2.10 or newer"),
+        ("2.13.0+cu130", "13.0", False, "torch 2.13.0+cu130 sees no GPU"),
+        ("2.13.0+rocm7.0", None, True, "torch 2.13.0+rocm7.0 sees no GPU"),
+    ],
+    ids=["this one", "too old", "no driver", "ROCm"],
+)
+def test_what_is_missing_is_said_before_anything_is_made(
+    version: str, cuda: str | None, sees: bool | None, said: str, tmp_path: Path
+) -> None:
+    """``sees``: what is played in place of this host's torch."""
+    venv = tmp_path / "venv"
+    played = (
+        {} if sees is None else {"PYTHONPATH": play_torch(tmp_path / "played", version=version, cuda=cuda, sees=sees)}
+    )
+    done = run_script(VENV=str(venv), **played)
+    assert done.returncode == 2, done.stdout
+    assert said in done.stderr
+    assert not venv.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--stages", "doctor", "benhc"), "scripts: --stages benhc: no such stage; there are doctor, shared-device, "),
+        (
+            ("--offline", "no/such/folder"),
+            "scripts: --offline no/such/folder: there is no such folder; --pack makes one",
+        ),
+        (("--fats",), "unrecognized arguments: --fats"),
+    ],
+    ids=["stage", "folder", "option"],
+)
+def test_a_mistake_is_said_before_anything_is_made(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    played = play_torch(tmp_path / "played", version="2.13.0+cu130", cuda="13.0", sees=True)
+    done = run_script(*arguments, VENV=str(tmp_path / "venv"), PYTHONPATH=played)
+    assert done.returncode == 2, done.stdout
+    assert said in done.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+def make_wheel(folder: Path) -> None:
+    """Write a wheel with one module, ``came_from_the_folder``."""
+    name = "came_from_the_folder"
+    info = f"{name}-1.0.dist-info"
+    files = {
+        f"{name}.py": "",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{file},,\n" for file in (*files, f"{info}/RECORD"))
+    folder.mkdir()
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+        for file, text in {**files, f"{info}/RECORD": record}.items():
+            wheel.writestr(file, text)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the files that the script uses, as on a machine that got them and nothing else."""
+    copy = tmp_path / "checkout"
+    copy.mkdir()
+    for folder in CARRIED:
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("setup.py", "pyproject.toml", "constraints.txt", "README.md", "pretrain_gpt.py"):
+        shutil.copy(ROOT / file, copy / file)
+    return copy
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.rotates(every=3, turn=2)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="its call of CUDA would succeed")
+def test_a_machine_without_a_gpu_gets_to_the_first_call_of_cuda(checkout: Path, tmp_path: Path) -> None:
+    """This host's torch says that it was built for CUDA, as the one from PyPI is."""
+    played = tmp_path / "played"
+    played.mkdir()
+    (played / "sitecustomize.py").write_text("import torch\n\ntorch.version.cuda = '13.0'\n")
+    make_wheel(tmp_path / "wheels")
+    out = tmp_path / "out"
+    done = run_script(
+        *("--offline", str(tmp_path / "wheels"), "--out", str(out)),
+        folder=checkout,
+        timeout_s=550,
+        VENV=str(tmp_path / "venv"),
+        PYTHONPATH=str(played),
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    said = done.stderr.strip().splitlines()[-1]
+    assert said.startswith(
+        "scripts: everything is installed, and the first call of CUDA fails (Torch not compiled with "
+    )
+    assert said.endswith("; run this where there is a GPU, or with DEVICE=cpu to rehearse")
+    assert not out.exists()
+
+
+QUICK = ("doctor", "ramp-up", "tests-one-gpu")
+"""Stages of every run: a program, a training, and a group of tests."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(
+    "names", [pytest.param(QUICK, id="quick"), pytest.param((), id="all", marks=pytest.mark.rotates(every=3, turn=1))]
+)
+def test_a_rehearsal(names: tuple[str, ...], checkout: Path, tmp_path: Path) -> None:
+    """From a folder of wheels to a report, on a CPU. Limits are long: a busy machine is no failure."""
+    make_wheel(tmp_path / "wheels")
+    out, venv = tmp_path / "out", tmp_path / "venv"
+    options = ("--out", str(out), "--together", "2", "--limit-scale", "10", *(("--stages", *names) if names else ()))
+    done = run_script(
+        *("--offline", str(tmp_path / "wheels"), *options),
+        folder=checkout,
+        timeout_s=1450,
+        VENV=str(venv),
+        DEVICE="cpu",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    where = subprocess.run(
+        [venv / "bin/python", "-c", "import came_from_the_folder, hetero; print(hetero.__path__[0])"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert where.stdout.strip() == str(checkout / "hetero")
+    results = {each["name"]: each for each in json.loads((out / "results.json").read_text())}
+    wanted = names or tuple(stage.name for stage in list_stages(Target(device="cpu"), str(out)))
+    assert set(results) == set(wanted)
+    not_run = {name for name, each in results.items() if each["outcome"] == "not run"}
+    assert not_run == {name for name in wanted if name.endswith("-engine")}
+    assert {each["outcome"] for name, each in results.items() if name not in not_run} == {"passed"}
+    report = (out / "report.md").read_text()
+    assert report in done.stdout
+    assert "| ramp-up | 1 | 4 | " in report
+    assert "skipped" in report, "tests that need CUDA"
+    if not names:
+        assert "predicted by profile: " in report
+        assert "pp2: losses within " in report
