@@ -124,12 +124,12 @@ def small_flags(target: Target) -> tuple[str, ...]:
     return model_flags(layers=2, hidden=64, heads=4, groups=2, seq=16, vocab=256)
 
 
-def run_training(training: Training, target: Target) -> TrainingRun:
-    """Train, and return what was printed. All ranks are processes of this host and share its first device."""
+def run_training(training: Training) -> TrainingRun:
+    """Train, and return what was printed. All ranks are processes of this host."""
     run = TrainingRun(training=training)
     port = _free_port()
     begin = time.monotonic()
-    processes = [_start_rank(training, target, rank, port) for rank in range(training.num_ranks)]
+    processes = [_start_rank(training, rank, port) for rank in range(training.num_ranks)]
     readers = [
         threading.Thread(target=_read_log, args=(process, rank, run, begin)) for rank, process in enumerate(processes)
     ]
@@ -141,17 +141,12 @@ def run_training(training: Training, target: Target) -> TrainingRun:
     return run
 
 
-def _start_rank(training: Training, target: Target, rank: int, port: int) -> "subprocess.Popen[str]":
+def _start_rank(training: Training, rank: int, port: int) -> "subprocess.Popen[str]":
     variables: dict[str, str] = {**os.environ, **training.variables, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
     if training.num_ranks > 1:
-        variables |= {"RANK": str(rank), "WORLD_SIZE": str(training.num_ranks), "LOCAL_RANK": "0"}
-        variables |= {"LOCAL_WORLD_SIZE": str(training.num_ranks)}
+        count = str(training.num_ranks)
+        variables |= {"RANK": str(rank), "WORLD_SIZE": count, "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": count}
         variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    if training.num_ranks > 1 and target.device == "cuda":
-        # It imports torch, which a training of one rank need not wait for.
-        from tests.helpers.gpu_ranks import ENVIRONMENT  # noqa: PLC0415
-
-        variables |= ENVIRONMENT
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", "pretrain_gpt.py", *training.flags],
         cwd=ROOT,
@@ -251,7 +246,10 @@ def make_two_ranks(target: Target) -> Experiment:
         "dp2": "--use-distributed-optimizer --overlap-param-gather --overlap-grad-reduce",
         "tp2": "--tensor-model-parallel-size 2 --sequence-parallel",
     }
-    two = (Training(name=name, flags=(*common, *words.split()), num_ranks=2) for name, words in layouts.items())
+    sharing = ("--distributed-backend", "nccl", "--hetero-share-devices") if target.device == "cuda" else ()
+    two = (
+        Training(name=name, flags=(*common, *words.split(), *sharing), num_ranks=2) for name, words in layouts.items()
+    )
     return Experiment(trainings=(Training(name="one rank", flags=common), *two), check=check_two_ranks)
 
 
@@ -284,11 +282,11 @@ EXPERIMENTS: Mapping[str, Callable[[Target], Experiment]] = {
 }
 
 
-def run_experiment(experiment: Experiment, target: Target) -> int:
+def run_experiment(experiment: Experiment) -> int:
     """Train, print the table and what is wrong, and return the exit code."""
     trainings = experiment.trainings
     with ThreadPoolExecutor(len(trainings)) as pool:
-        runs = list(pool.map(lambda training: run_training(training, target), trainings))
+        runs = list(pool.map(run_training, trainings))
     print("\n".join((HEAD, *(run.row for run in runs))))
     problems = list(experiment.check(runs))
     for problem in problems:
@@ -303,7 +301,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_target_options(parser)
     arguments = parser.parse_args(argv)
     target = target_of(arguments)
-    return run_experiment(EXPERIMENTS[arguments.experiment](target), target)
+    return run_experiment(EXPERIMENTS[arguments.experiment](target))
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     target = target_of(arguments)
     layers = ("--transformer-impl", "transformer_engine" if arguments.layers == "engine" else "local")
     training = Training(name=arguments.layers, flags=(*wide_flags(target), *BATCH, f"--{target.half}", *layers))
-    code = run_experiment(Experiment(trainings=(training,), check=check_wide), target)
+    code = run_experiment(Experiment(trainings=(training,), check=check_wide))
     print_predictions(target, arguments.out)
     return code
 
