@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.gpu_stages.stages import TEST_GROUPS, Stage, list_stages, select_stages
+from tests.gpu_stages.stages import TEST_GROUPS, Stage, files_of, list_stages, select_stages
 from tests.gpu_stages.target import Target
 from tests.helpers.sources import ROOT
 
@@ -16,7 +16,7 @@ STAGES = list_stages(Target(device="cuda", name="NVIDIA H200", half="bf16"), "ru
 def test_every_test_of_a_gpu_is_in_a_stage() -> None:
     """Files whose tests run on a GPU; the split of a group is by one expression and its negation."""
     files = {path.name for path in (ROOT / "tests/gpu").glob("test_*.py")}
-    grouped = [file for group in TEST_GROUPS for file in group.files]
+    grouped = [file for group in TEST_GROUPS for file in files_of(group)]
     assert sorted(grouped) == sorted(files)
     by_name = {stage.name: stage for stage in STAGES}
     for group in TEST_GROUPS:
