@@ -1,20 +1,13 @@
-"""Finds the parameters of a stage under their canonical names, and draws their initial values.
+"""Finds the parameters of a stage under their canonical names, and cuts shards out of whole tensors."""
 
-A weight is drawn for the full tensor from a seed made of its name, then cut: no plan, placement or layer spec
-changes it.
-"""
-
-import hashlib
-import math
 import re
-from collections.abc import Mapping
 
 import torch
 from megatron.core.models.gpt import GPTModel
 
 from hetero.plan.ir import Stage
 from hetero.spec.model import ModelSpec
-from hetero.spec.parameters import EMBEDDING, Parameter, ShardInterval, shard_intervals, stage_parameters
+from hetero.spec.parameters import EMBEDDING, Parameter, ShardInterval, stage_parameters
 
 _RENAMED = (
     # TransformerEngine fuses a norm into the linear layer behind it, and an MoE layer's experts into one module.
@@ -49,35 +42,6 @@ def _canonical_name(name: str, *, first_layer: int, tied: bool) -> str:
     for pattern, replacement in _RENAMED:
         name = pattern.sub(replacement, name)
     return name
-
-
-def draw_weights(
-    parameters: Mapping[str, tuple[Parameter, torch.nn.Parameter]],
-    *,
-    model: ModelSpec,
-    tp: int,
-    tp_rank: int,
-    seed: int,
-    std: float,
-) -> None:
-    """Set the initial values: normal with ``std``, divided by sqrt(2 L) before the residual sums (GPT-2)."""
-    for parameter, tensor in parameters.values():
-        full = _full_tensor(parameter, seed=seed, std=std, num_layers=model.num_layers)
-        with torch.no_grad():
-            tensor.copy_(take_shard(full, parameter, shard_intervals(parameter, tp=tp, tp_rank=tp_rank)))
-
-
-def _full_tensor(parameter: Parameter, *, seed: int, std: float, num_layers: int) -> torch.Tensor:
-    match parameter.init:
-        case "zeros":
-            return torch.zeros(parameter.shape)
-        case "ones":
-            return torch.ones(parameter.shape)
-        case "scaled_normal":
-            std = std / math.sqrt(2.0 * num_layers)
-    digest = hashlib.sha256(f"{seed}:{parameter.name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-    return torch.empty(parameter.shape).normal_(std=std, generator=generator)
 
 
 def take_shard(full: torch.Tensor, parameter: Parameter, intervals: tuple[ShardInterval, ...]) -> torch.Tensor:

@@ -18,6 +18,7 @@ from hetero.plan.ir import Stage
 from hetero.runtime import cpu_backend, mcore
 from hetero.runtime.delayed_wgrad import DelayedWeightGradients, delay_weight_gradients
 from hetero.runtime.dtypes import DTYPES
+from hetero.runtime.initial_weights import draw_weights
 from hetero.runtime.layer_choice import LayerChoice, choose_layers
 from hetero.runtime.layer_spec import activation_function, stage_spec
 from hetero.runtime.main_grad import (
@@ -28,7 +29,7 @@ from hetero.runtime.main_grad import (
     look_up_rows,
 )
 from hetero.runtime.microbatch import Microbatch
-from hetero.runtime.named_parameters import canonical_parameters, draw_weights
+from hetero.runtime.named_parameters import canonical_parameters
 from hetero.runtime.options import StageOptions
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import Parameter

@@ -38,10 +38,11 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from hetero.plan.ir import Plan, Stage
 from hetero.runtime.attention import ScaledDotProductAttention
+from hetero.runtime.initial_weights import draw_weights
 from hetero.runtime.layer_spec import Norm
 from hetero.runtime.main_grad import let_transformer_engine_accumulate
 from hetero.runtime.microbatch import Microbatch
-from hetero.runtime.named_parameters import canonical_parameters, draw_weights
+from hetero.runtime.named_parameters import canonical_parameters
 from hetero.runtime.optimizer import AdamOptions
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import Parameter
