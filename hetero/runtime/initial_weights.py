@@ -11,6 +11,7 @@ counted column by column where tensor parallelism cuts columns, else row by row,
 
 import functools
 import hashlib
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,7 +44,8 @@ def draw_weights(
     std: float,
 ) -> None:
     """Set the initial values: normal with ``std``, divided by sqrt(2 L) before the residual sums (GPT-2)."""
-    on_device: list[_Run] = []
+    on_host: list[Iterator[_Run]] = []
+    on_device: list[Iterator[_Run]] = []
     for parameter, held in parameters.values():
         tensor = held.detach()
         if parameter.init in ("zeros", "ones"):
@@ -52,10 +54,11 @@ def draw_weights(
         deviation = std / math.sqrt(2.0 * model.num_layers) if parameter.init == "scaled_normal" else std
         intervals = shard_intervals(parameter, tp=tp, tp_rank=tp_rank)
         if _is_on_host(tensor):
-            _draw_on_host(_runs(parameter, tensor, intervals, std=deviation, limit=_HOST_BLOCKS), seed=seed)
+            on_host.append(_runs(parameter, tensor, intervals, std=deviation, limit=_HOST_BLOCKS))
         else:
-            on_device += _runs(parameter, tensor, intervals, std=deviation, limit=_DEVICE_BLOCKS)
-    for batch in _batches(on_device):
+            on_device.append(_runs(parameter, tensor, intervals, std=deviation, limit=_DEVICE_BLOCKS))
+    _draw_on_host(itertools.chain.from_iterable(on_host), seed=seed)
+    for batch in _batches(itertools.chain.from_iterable(on_device)):
         _draw_on_device(batch, seed=seed)
 
 
@@ -142,7 +145,7 @@ def _draw_on_host(runs: Iterable[_Run], *, seed: int) -> None:
         run.fill(drawn)
 
 
-def _batches(runs: Sequence[_Run]) -> Iterator[list[_Run]]:
+def _batches(runs: Iterable[_Run]) -> Iterator[list[_Run]]:
     """Group runs, in order, into such that a device draws at once."""
     batch: list[_Run] = []
     blocks = 0
