@@ -69,6 +69,14 @@ TRAINING_FAULTS = (
         hints=("tests/dist/test_batch_rampup.py",),
     ),
     Fault(
+        name="a run draws the initial weights that its checkpoint replaces",
+        kind="needless wait",
+        file="megatron/pretrain/training.py",
+        find="draws_weights=step is None and not elastic.goes_on_from_copies",
+        replace="draws_weights=True",
+        hints=("tests/dist/test_drawn_weights.py",),
+    ),
+    Fault(
         name="a run that goes on draws other dropout than one that was not stopped",
         kind="random numbers",
         file="megatron/pretrain/checkpointing.py",
