@@ -1,9 +1,9 @@
 """Replaces the few CUDA calls that megatron-core's layers make, so that they run on machines without CUDA.
 
 Everything that is replaced is listed here, with the places in megatron-core 0.16.1 that need it. With CUDA present
-:func:`install` replaces nothing. It has to run before the first import of ``megatron.core``, whose fused functions
-call ``torch.compile`` while they are imported. Nor may TransformerEngine have been imported, before which torch's cuDNN
-is loaded where there is CUDA (:mod:`hetero.distributed.cudnn_library`).
+:func:`install` replaces nothing. On every machine it is the first to import ``megatron.core``, whose fused functions
+call ``torch.compile`` while they are imported, and which imports packages that no rank needs. Nor may TransformerEngine
+have been imported, before which torch's cuDNN is loaded where there is CUDA (:mod:`hetero.distributed.cudnn_library`).
 """
 
 import sys
@@ -35,9 +35,9 @@ _OF_GENERATORS: dict[str, Callable[..., object]] = {
 
 
 def install() -> None:
-    """Make megatron-core's layers run on the CPU. Safe to call again; entry points call it first of all.
+    """Import megatron-core, and make its layers run on the CPU where there is no CUDA. Safe to call again.
 
-    Public functions of ``torch.cuda`` that are replaced, and who calls them:
+    Entry points call it first of all. Public functions of ``torch.cuda`` that are replaced, and who calls them:
 
     * ``current_device``, ``set_device``: rotary_pos_embedding.py:162, utils.py:631 (GlobalMemoryBuffer),
       tensor_parallel/mappings.py:91-442, tensor_parallel/layers.py:552, moe/router.py:90-198
@@ -48,13 +48,15 @@ def install() -> None:
     if torch.cuda.is_available():
         # megatron-core imports TransformerEngine, which loads another cuDNN unless torch's is there.
         load_cudnn()
+        _import_megatron()
         return
     mute_lines(WITHOUT_CUDA)
     for name, stand_in in {**_OF_DEVICES, **_OF_GENERATORS}.items():
         setattr(torch.cuda, name, stand_in)
     for name, stand_in in _OF_GENERATORS.items():
         setattr(torch.cuda.random, name, stand_in)
-    _import_megatron_without_compiling()
+    with _without_compiling():
+        _import_megatron()
 
     from megatron.core.tensor_parallel import random as megatron_random
 
@@ -62,8 +64,9 @@ def install() -> None:
     megatron_random._set_cuda_rng_state = lambda new_state, device=-1, graph_safe=False: torch.set_rng_state(new_state)
 
 
-def _import_megatron_without_compiling() -> None:
-    """Import megatron-core's modules while ``torch.compile`` changes nothing.
+@contextmanager
+def _without_compiling() -> Iterator[None]:
+    """Have ``torch.compile`` change nothing.
 
     core/jit.py:25 decorates with it: on a CPU that costs 13 s at the first fused call.
     """
@@ -74,14 +77,18 @@ def _import_megatron_without_compiling() -> None:
     compile_ = torch.compile
     torch.compile = leave_as_it_is  # type: ignore[assignment]  # the same call, but for its overloads
     try:
-        with _without(*_FOR_OTHERS), warnings.catch_warnings():
-            # Half a dozen modules say that Apex and TransformerEngine are not installed.
-            warnings.simplefilter("ignore")
-            import megatron.core.models.gpt.gpt_layer_specs
-            import megatron.core.models.gpt.gpt_model
-            import megatron.core.transformer.moe.moe_layer  # noqa: F401
+        yield
     finally:
         torch.compile = compile_
+
+
+def _import_megatron() -> None:
+    with _without(*_FOR_OTHERS), warnings.catch_warnings():
+        # Half a dozen modules say that Apex and TransformerEngine are not installed.
+        warnings.simplefilter("ignore")
+        import megatron.core.models.gpt.gpt_layer_specs
+        import megatron.core.models.gpt.gpt_model
+        import megatron.core.transformer.moe.moe_layer  # noqa: F401
 
 
 _FOR_OTHERS = ("wandb", "tensorboard")

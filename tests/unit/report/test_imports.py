@@ -25,12 +25,16 @@ AS_A_RANK = (
 )
 
 
+WITH_CUDA = ("import torch", "torch.cuda.is_available = lambda: True")
+
+
 @pytest.mark.slow
 @pytest.mark.rotates("processes")
 @pytest.mark.parametrize(
     "statements",
     [
         pytest.param(AS_A_RANK, id="ranks", marks=pytest.mark.slow),
+        pytest.param((*WITH_CUDA, *AS_A_RANK), id="ranks with CUDA", marks=pytest.mark.slow),
         pytest.param((f"import {', '.join(COMMANDS.values())}",), id="commands"),
     ],
 )
