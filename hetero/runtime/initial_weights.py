@@ -5,8 +5,11 @@ its shard and nothing else. :mod:`.philox` gives 16 bits per value, and a table 
 likely values of the normal distribution: its quantiles, with the outermost values moved from 4.32 to 4.40 deviations so
 that the variance is exactly 1. (32 bits and an interpolation took twice as long on a CPU: 3.3 instead of 1.5 ns.)
 
-A block of Philox is 16 neighbouring values of a row. The blocks of a tensor are a grid of rows and columns. They are
-counted column by column where tensor parallelism cuts columns, else row by row, so that a shard has long runs of them.
+The key of Philox is the seed. The upper half of the counter is a digest of the name, the lower half the number of a
+block, which is 16 neighbouring values of a row. With one key for all names, a device draws many parameters at once.
+
+The blocks of a tensor are a grid of rows and columns. They are counted column by column where tensor parallelism cuts
+columns, else row by row, so that a shard has long runs of them.
 """
 
 import functools
@@ -146,7 +149,7 @@ def _draw_on_host(runs: Iterable[_Run], *, seed: int) -> None:
 
 
 def _batches(runs: Iterable[_Run]) -> Iterator[list[_Run]]:
-    """Group runs, in order, into such that a device draws at once."""
+    """Group runs, in order, so that a device draws each group at once."""
     batch: list[_Run] = []
     blocks = 0
     for run in runs:
