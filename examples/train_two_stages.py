@@ -32,13 +32,13 @@ model = load(Plan, Path(__file__).parents[1] / "scripts/presets/plans/quickstart
 
 
 class Counting(Dataset[dict[str, torch.Tensor]]):
-    """Sequences that count up; whoever has learnt that knows every next token."""
+    """Sequences that count up, from tokens all over the vocabulary: the next token is the last one plus 1."""
 
     def __len__(self) -> int:
         return 1000
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        ids, positions = torch.arange(index, index + SEQ_LENGTH + 1) % model.vocab_size, torch.arange(SEQ_LENGTH)
+        ids, positions = (61 * index + torch.arange(SEQ_LENGTH + 1)) % model.vocab_size, torch.arange(SEQ_LENGTH)
         return {"tokens": ids[:-1], "labels": ids[1:], "position_ids": positions, "loss_mask": torch.ones(SEQ_LENGTH)}
 
 

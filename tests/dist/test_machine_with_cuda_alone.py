@@ -24,10 +24,10 @@ from megatron.core.fusions import fused_layer_norm
 from hetero.plan.ir import Plan, Precision, Recompute
 from hetero.runtime import layer_choice, trainer
 from hetero.runtime.options import StageOptions
+from tests.helpers.captured_graphs import no_graph_is_captured
 from tests.helpers.models import gpt2_model, llama_model, moe_model
 from tests.helpers.plans import plan as plan_of
 from tests.helpers.plans import replica, stage
-from tests.helpers.played_cuda import no_graph_is_captured
 from tests.helpers.ranks import run_ranks
 from tests.helpers.training import SMALL_BUCKETS, Trace, train
 

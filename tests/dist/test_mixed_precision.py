@@ -29,6 +29,7 @@ from tests.helpers.training import (
     microbatches,
     one_process,
     one_process_plan,
+    spoil_gradient,
     train,
 )
 
@@ -159,9 +160,7 @@ def overflow_on_one_rank(rank: int, plan: Plan, bad_rank: int) -> tuple[list[Ste
     for step in range(4):
         hook = None
         if rank == bad_rank and step in (1, 2):
-            # One whose gradient autograd brings, as it does those of norms.
-            tensor = next(tensor for _, tensor in trainer.parameters.values() if tensor.dim() == 1)
-            hook = tensor.register_hook(lambda gradient: torch.full_like(gradient, torch.inf))
+            hook = spoil_gradient(trainer, next(iter(trainer.parameters)), torch.inf)
         results.append(session.step())
         if hook is not None:
             hook.remove()

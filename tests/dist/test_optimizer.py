@@ -20,7 +20,7 @@ from hetero.spec.parameters import parameters
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.ranks import run_ranks
-from tests.helpers.training import ADAM, SMALL_BUCKETS, microbatches, one_process_plan, sums_of
+from tests.helpers.training import ADAM, SMALL_BUCKETS, microbatches, one_process_plan, spoil_gradient, sums_of
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -170,16 +170,10 @@ class Spoilt:
 
 
 def spoil_a_step(rank: int, plan: Plan, bad_rank: int, name: str, value: float) -> Spoilt:
-    """On ``bad_rank``, the backward of one step yields ``value`` in one element of the gradient of ``name``."""
+    """On ``bad_rank``, one step has ``value`` in one element of the gradient of ``name``."""
     trainer = new_trainer(rank, plan, ADAM)
     before = weights_of(trainer)
-
-    def put_value(gradient: torch.Tensor) -> torch.Tensor:
-        spoilt = gradient.clone()
-        spoilt.view(-1)[-1] = value
-        return spoilt
-
-    hook = trainer.parameters[name][1].register_hook(put_value) if rank == bad_rank else None
+    hook = spoil_gradient(trainer, name, value) if rank == bad_rank else None
     spoilt = trainer.step(batches(rank, plan, step=0))
     if hook is not None:
         hook.remove()

@@ -19,7 +19,7 @@ from hetero.runtime.trainer import Trainer
 from tests.helpers.models import gpt2_model, llama_model
 from tests.helpers.plans import plan, replica, sharded, stage
 from tests.helpers.ranks import run_ranks
-from tests.helpers.training import ADAM, SMALL_BUCKETS, data_of
+from tests.helpers.training import ADAM, SMALL_BUCKETS, data_of, spoil_gradient
 
 pytestmark = [pytest.mark.dist]
 
@@ -64,11 +64,10 @@ def spoil_the_second_step(rank: int, plan: Plan, what: str, check: bool, scale: 
             hook = None
             if step == 1 and rank == (LAST if what == "loss" else 1):
                 name = "decoder.final_layernorm.bias" if what == "loss" else "embedding.word_embeddings.weight"
-                tensor = trainer.parameters[name][1]
                 if what == "loss":
-                    tensor.data.fill_(torch.nan)
+                    trainer.parameters[name][1].data.fill_(torch.nan)
                 else:
-                    hook = tensor.register_hook(lambda gradient: torch.full_like(gradient, torch.inf))
+                    hook = spoil_gradient(trainer, name, torch.inf)
             skipped.append(session.step().skipped)
             if hook is not None:
                 hook.remove()

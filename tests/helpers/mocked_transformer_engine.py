@@ -29,7 +29,7 @@ from unittest.mock import MagicMock
 import torch
 import torch.nn.functional as F
 
-from tests.helpers.played_cuda import no_graph_is_captured
+from tests.helpers.captured_graphs import no_graph_is_captured
 
 NEWEST = "2.20.2"
 """Newest version that the tests were run with."""

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from hetero.distributed.process_groups import ParallelContext, create_groups
 from hetero.plan.batch_shares import with_batch_size
@@ -15,6 +16,7 @@ from hetero.plan.batch_sizes import BatchSizes, VaryingBatch
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.runtime.loss_scaler import LossScaleOptions
+from hetero.runtime.main_grad import main_grad
 from hetero.runtime.microbatch import Microbatch
 from hetero.runtime.optimizer import AdamOptions
 from hetero.runtime.options import DataParallelOptions, StageOptions
@@ -145,6 +147,21 @@ def one_process_plan(plan: Plan, *, micro_batch_size: int = 1) -> Plan:
             precision=plan.precision,
         )
     )
+
+
+def spoil_gradient(trainer: Trainer, name: str, value: float) -> RemovableHandle:
+    """Put ``value`` into one element of a parameter's sum of gradients whenever its module runs, until it is removed.
+
+    A sum of gradients and it is no finite number either, whether autograd or a product adds to the sum.
+    """
+    _, tensor = trainer.parameters[name]
+    modules = (each for whole in trainer._modules for each in whole.modules())
+    (module,) = (each for each in modules if any(own is tensor for own in each.parameters(recurse=False)))
+
+    def put_value(module: torch.nn.Module, args: object) -> None:
+        main_grad(tensor).view(-1)[-1] = value
+
+    return module.register_forward_pre_hook(put_value)
 
 
 def train(
