@@ -7,6 +7,7 @@ there are, and why users of one stream do not wait for one another in a circle.
 """
 
 from functools import cache
+from threading import Lock
 
 import torch
 
@@ -18,11 +19,20 @@ def has_streams(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-@cache
+_FIRST_CALL = Lock()
+"""Threads that share a role may ask for its stream at the same time, and a cache alone would let each make one."""
+
+
 def stream_for(device: torch.device, role: StreamRole) -> torch.cuda.Stream:
-    """Return the stream for ``role`` on a device that :func:`has_streams`, the same at every call.
+    """Return the stream for ``role`` on a device that :func:`has_streams`, the same at every call in every thread.
 
     Args:
         device: with its index, as the device of a tensor has it.
     """
+    with _FIRST_CALL:
+        return _make_stream(device, role)
+
+
+@cache
+def _make_stream(device: torch.device, role: StreamRole) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)

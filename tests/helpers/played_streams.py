@@ -90,11 +90,18 @@ class PlayedStream:
 class _ComputeStream(PlayedStream):
     """The stream of whoever has entered no other: whatever it is given is done at once."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, played: "PlayedCuda") -> None:
+        self.device = torch.device("cpu")
+        self._played = played
 
     def give(self, work: Callable[[], object]) -> None:
         work()
+
+    def synchronize(self) -> None:
+        self._played.is_busy = False
+
+    def query(self) -> bool:
+        return not self._played.is_busy
 
 
 @dataclass
@@ -106,6 +113,7 @@ class PlayedCuda:
     most_registered: of bytes that were there at a time.
     registrations: bytes of each registration.
     forbidden: why nobody may pin memory now; empty where it is allowed.
+    is_busy: computes are said to be under way, until somebody waits for them.
     """
 
     streams: list[PlayedStream] = field(default_factory=list)
@@ -113,6 +121,7 @@ class PlayedCuda:
     most_registered: int = 0
     registrations: list[int] = field(default_factory=list)
     forbidden: str = ""
+    is_busy: bool = False
     _current: threading.local = field(default_factory=threading.local)
 
     def make_stream(self, device: torch.device) -> PlayedStream:
@@ -121,7 +130,7 @@ class PlayedCuda:
         return stream
 
     def current_stream(self, device: Any = None) -> PlayedStream:
-        found: PlayedStream = getattr(self._current, "stream", None) or _ComputeStream(torch.device("cpu"))
+        found: PlayedStream = getattr(self._current, "stream", None) or _ComputeStream(self)
         return found
 
     @contextlib.contextmanager
@@ -200,11 +209,11 @@ def played_cuda() -> Iterator[PlayedCuda]:
         ):
             for name, stand_in in stand_ins.items():
                 patches.enter_context(mock.patch.object(owner, name, stand_in))
-        device_streams.stream_for.cache_clear()
+        device_streams._make_stream.cache_clear()
         try:
             yield played
         finally:
             gc.collect()
-            device_streams.stream_for.cache_clear()
+            device_streams._make_stream.cache_clear()
             for stream in played.streams:
                 stream.end()

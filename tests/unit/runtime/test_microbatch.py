@@ -98,7 +98,7 @@ class CudaCopies:
 
         copies = mock.Mock()
         copies.record_event.return_value = "these copies"
-        device_streams.stream_for.cache_clear()
+        device_streams._make_stream.cache_clear()
         monkeypatch.setattr(host_copies, "pinned_like", allocate)
         monkeypatch.setattr(torch.Tensor, "to", to)
         monkeypatch.setattr(torch.cuda, "Stream", lambda _: copies)
@@ -130,4 +130,4 @@ def test_on_cuda_no_host_waits_for_a_copy(monkeypatch: pytest.MonkeyPatch) -> No
         cuda.calls.clear()
         data.fetch()
         assert cuda.calls == (8 * ["copies: copy to cuda:0"] if number < 2 else [])
-    device_streams.stream_for.cache_clear()
+    device_streams._make_stream.cache_clear()
