@@ -38,6 +38,9 @@ class HostCopies(Protocol):
     def mark_computed(self) -> Callable[[], None]:
         """Return what is to be called before copies that need what the caller has issued so far."""
 
+    def wait_until_computed(self) -> None:
+        """Come back when the device has done what the caller has issued so far."""
+
     def within(self, role: StreamRole) -> AbstractContextManager[object]:
         """Surrounds copies to the device, and what the device does with them while it computes."""
 
@@ -79,6 +82,9 @@ class _ProcessorCopies:
     def mark_computed(self) -> Callable[[], None]:
         return _at_once
 
+    def wait_until_computed(self) -> None:
+        pass
+
     def within(self, role: StreamRole) -> AbstractContextManager[object]:
         return nullcontext()
 
@@ -110,6 +116,9 @@ class _CudaCopies:
     def mark_computed(self) -> Callable[[], None]:
         so_far = torch.cuda.current_stream(self._device).record_event()
         return lambda: torch.cuda.current_stream(self._device).wait_event(so_far)
+
+    def wait_until_computed(self) -> None:
+        torch.cuda.current_stream(self._device).synchronize()
 
     def within(self, role: StreamRole) -> AbstractContextManager[object]:
         return torch.cuda.stream(stream_for(self._device, role))

@@ -58,8 +58,11 @@ class HostSlots:
         for key, num_bytes in self._saved.items():
             slots, count = self._free.get(key, []), in_flight[key[0]]
             if num_bytes and (len(slots) < count or slots[0].numel() < num_bytes):
-                # What is too small is given back before.
-                slots.clear()
+                if slots:
+                    # What is too small is given back before, for which the device has to be idle: the update of the
+                    # last step may be under way.
+                    self._copies.wait_until_computed()
+                    slots.clear()
                 every = torch.empty(count * num_bytes, dtype=torch.uint8, device="meta")
                 self._free[key] = list(self._copies.to_keep(every, dtype=torch.uint8).split(num_bytes))
 

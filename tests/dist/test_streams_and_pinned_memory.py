@@ -183,7 +183,8 @@ def predicted_pinned(made: Plan) -> dict[int, int]:
 
 @pytest.mark.slow
 def test_experts_that_save_more_than_before_have_pageable_memory_for_a_step() -> None:
-    """Nothing is pinned in a step, the bits are those of activations that stay, and the memory grows between steps."""
+    """Nothing is pinned in a step, the bits are those of activations that stay, and the memory grows between steps. The
+    smaller memory is given back then, while the update of the last step is under way."""
     made = residency("activations", model=moe_model(num_layers=4), seq_length=48)
     kept = residency("nothing", model=moe_model(num_layers=4), seq_length=48)
     for grown, expected in zip(
@@ -191,19 +192,22 @@ def test_experts_that_save_more_than_before_have_pageable_memory_for_a_step() ->
     ):
         assert grown.losses == expected.losses
         assert grown.pageable_bytes[0] > 0 == grown.pageable_bytes[-1]
+        assert grown.pinned_regions[0] == grown.pinned_regions[-1]
 
 
 @dataclasses.dataclass(frozen=True)
 class Grown:
-    """Losses, and the bytes of each step that went through pageable memory."""
+    """Losses, the bytes of each step that went through pageable memory, and how many pinned regions it had."""
 
     losses: list[float]
     pageable_bytes: list[int]
+    pinned_regions: list[int]
 
 
 def grown_of(rank: int, made: Plan) -> Grown:
     """Train after a warm-up in which every block has seemed to save half of what it does."""
     found: list[int] = []
+    regions: list[int] = []
 
     def watch(trainer: Trainer, rank: int) -> None:
         slots: Any = trainer.host_activations._slots
@@ -218,8 +222,11 @@ def grown_of(rank: int, made: Plan) -> Grown:
             return taken
 
         def run(inputs: StepInputs) -> torch.Tensor:
+            # By the update of the step before.
+            played.is_busy = True
             executor._activations.begin()
             found.append(0)
+            regions.append(len(played.registered))
             played.forbidden = "in a step"
             try:
                 loss: torch.Tensor = runs(inputs)
@@ -232,4 +239,4 @@ def grown_of(rank: int, made: Plan) -> Grown:
     with played_cuda() as played, mock.patch.object(trainer_module, "runs_cuda", return_value=True):
         trace = train(rank, made, NUM_STEPS, SMALL_BUCKETS, weights_at="the end", prepare=watch)
     assert trace is not None
-    return Grown(trace.losses, found)
+    return Grown(trace.losses, found, regions)
