@@ -152,9 +152,20 @@ def _add_rows(summed: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, *,
     if on_cuda:
         # ``index_add_`` would add in any order there. The safe form asks the device for the largest of the tokens, all
         # of which the forward has looked up (ATen/native/TensorAdvancedIndexing.cpp, ``_index_put_impl_``).
-        torch._index_put_impl_(summed, (tokens,), rows, accumulate=True, unsafe=True)
+        torch._index_put_impl_(summed, (_spread_zeros(tokens, rows, len(summed)),), rows, accumulate=True, unsafe=True)
     else:
         summed.index_add_(0, tokens.flatten(), rows.flatten(0, -2))
+
+
+def _spread_zeros(tokens: torch.Tensor, rows: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Return ``tokens`` with another of ``num_rows`` for each that adds zeros.
+
+    Tokens of other tensor-parallel ranks are all 0 here, and their rows zeros (layers.py:278,290). CUDA adds the rows
+    of one token one after another (ATen/native/cuda/Indexing.cu, ``indexing_backward_kernel``): with tp 8, seven of
+    eight rows would stand in one queue.
+    """
+    others = torch.arange(tokens.numel(), device=tokens.device).remainder_(num_rows).view(tokens.shape)
+    return torch.where(rows.any(dim=-1), tokens, others)
 
 
 def attach_main_grad(parameter: torch.nn.Parameter, main_grad: torch.Tensor) -> None:

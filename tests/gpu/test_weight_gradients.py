@@ -52,10 +52,12 @@ def test_a_product_adds_to_its_sum(dtype: torch.dtype) -> None:
     assert (found.double() - expected).abs().max() <= ROUNDING[dtype] * expected.abs().max()
 
 
-@pytest.mark.parametrize("vocabulary", [1, 50, 128_256])
-def test_rows_add_to_their_sum(vocabulary: int) -> None:
+@pytest.mark.parametrize(("vocabulary", "tp"), [(1, 1), (50, 1), (128_256, 1), (16_032, 8)])
+def test_rows_add_to_their_sum(vocabulary: int, tp: int) -> None:
     tokens = torch.randint(0, vocabulary, (2, TOKENS // 2), generator=torch.Generator().manual_seed(7)).cuda()
     rows, start = drawn(2, TOKENS // 2, INPUTS, dtype=torch.float32), drawn(vocabulary, INPUTS, dtype=torch.float32)
+    # Tokens of other tensor-parallel ranks.
+    tokens[:, tokens.shape[1] // tp :], rows[:, tokens.shape[1] // tp :] = 0, 0.0
     found = added(lambda summed: _add_rows(summed, tokens, rows, on_cuda=True), start)
     expected = start.double().index_add_(0, tokens.flatten(), rows.double().flatten(0, 1))
     assert (found.double() - expected).abs().max() <= 1e-5 * expected.abs().max()

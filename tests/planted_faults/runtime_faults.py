@@ -228,6 +228,14 @@ RUNTIME_FAULTS = (
         hints=("tests/unit/runtime/test_main_grad.py", "tests/dist/test_fused_accumulation.py"),
     ),
     Fault(
+        name="an embedding's rows of other tensor-parallel ranks are added to one row",
+        kind="waste",
+        file="hetero/runtime/main_grad.py",
+        find="torch.where(rows.any(dim=-1), tokens, others)",
+        replace="tokens",
+        hints=("tests/unit/runtime/test_main_grad.py",),
+    ),
+    Fault(
         name="the warm-up of kernels moves the generators of dropout",
         kind="random numbers",
         file="hetero/runtime/warm_up.py",

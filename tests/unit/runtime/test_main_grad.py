@@ -1,6 +1,7 @@
 """The sum of a parameter's gradients: added once each, whether autograd brings them or a kernel adds them itself."""
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -203,3 +204,19 @@ def test_rows_add_up_alike_on_both_devices() -> None:
     for on_cuda, summed in zip((True, False), sums, strict=True):
         _add_rows(summed, TOKENS, rows, on_cuda=on_cuda)
     torch.testing.assert_close(*sums)
+
+
+def test_rows_of_other_tensor_parallel_ranks_do_not_stand_in_one_queue() -> None:
+    """On CUDA, which adds rows of one token one after another. What is not a number is no zero."""
+    tokens, rows = torch.zeros(2, 400, dtype=torch.int64), torch.zeros(2, 400, 3)
+    tokens[0, ::8] = torch.arange(50) % 25
+    rows[0, ::8] = 1.0
+    rows[1, 7] = torch.nan
+    summed, put = torch.zeros(500, 3), torch._index_put_impl_
+    with mock.patch.object(torch, "_index_put_impl_", side_effect=put) as adds:
+        _add_rows(summed, tokens, rows, on_cuda=True)
+    (added,) = adds.call_args.args[1]
+    # 500 rows for 800 tokens, two of each of the 25 that are added.
+    assert added.flatten().bincount().max() <= 2 + 2
+    assert summed[0].isnan().all()
+    assert torch.equal(summed[1:], torch.cat([torch.full((24, 3), 2.0), torch.zeros(475, 3)]))
