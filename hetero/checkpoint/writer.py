@@ -21,7 +21,7 @@ from hetero.distributed.rank_consensus import describe_errors
 from hetero.errors import CheckpointError, ConfigError, MembershipError
 from hetero.plan.stream_roles import StreamRole
 from hetero.runtime.device_streams import has_streams
-from hetero.runtime.host_copies import HostCopies, host_copies
+from hetero.runtime.host_copies import host_copies, memory_for_state
 from hetero.runtime.sharded_state import TensorSlice
 
 T = TypeVar("T")
@@ -160,7 +160,7 @@ class CheckpointWriter:
         new = {key: each.tensor.detach() for key, each in held.items() if key not in self._buffers}
         device = next((each.tensor.device for each in held.values() if has_streams(each.tensor.device)), _CPU)
         copies = host_copies(device)
-        self._buffers |= zip(new, self._allocate(list(new.values()), copies), strict=True)
+        self._buffers |= zip(new, self._allocate(list(new.values())), strict=True)
         computed = copies.mark_computed()
         with copies.outwards(StreamRole.STATE_OUT):
             computed()
@@ -171,9 +171,9 @@ class CheckpointWriter:
             for key, each in held.items()
         ]
 
-    def _allocate(self, likes: list[torch.Tensor], copies: HostCopies) -> list[torch.Tensor]:
+    def _allocate(self, likes: list[torch.Tensor]) -> list[torch.Tensor]:
         # What is freed after one save is not worth pinning, which takes longer than the copy.
-        return copies.to_keep_all(likes) if self._asynchronous else [torch.empty_like(e, device=_CPU) for e in likes]
+        return memory_for_state(likes) if self._asynchronous else [torch.empty_like(e, device=_CPU) for e in likes]
 
     def _write(self, staged: list[TensorSlice], state: CheckpointState, rank_state: dict[str, torch.Tensor]) -> None:
         """Gather (to rank 0) of what each rank wrote or of its error; broadcast of the outcome."""

@@ -36,7 +36,7 @@ from hetero.elastic.slot_files import ShardLayout, mapped_file
 from hetero.errors import CheckpointError, ConfigError
 from hetero.plan.stream_roles import StreamRole
 from hetero.runtime.device_streams import has_streams, stream_for
-from hetero.runtime.host_copies import host_copies
+from hetero.runtime.host_copies import memory_for_state
 from hetero.runtime.sharded_state import TensorSlice
 from hetero.runtime.trainer import Trainer
 
@@ -380,7 +380,7 @@ class _Staging:
         self._slices = slices
         self._device = device
         tensors = [each.tensor for each in slices]
-        buffers = host_copies(device).to_keep_all(tensors) if has_streams(device) else tensors
+        buffers = memory_for_state(tensors) if has_streams(device) else tensors
         self._buffers = {id(each): buffer for each, buffer in zip(slices, buffers, strict=True)}
         self._stream = stream_for(device, StreamRole.STATE_OUT) if has_streams(device) else None
         self._staged: torch.cuda.Event | None = None

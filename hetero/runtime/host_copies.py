@@ -59,6 +59,18 @@ def host_copies(device: torch.device) -> HostCopies:
     return _CudaCopies(device) if has_streams(device) else _ProcessorCopies()
 
 
+def memory_for_state(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return memory of the host for copies of ``tensors``, of their shapes and dtypes: pinned for those of a device.
+
+    Of a plan with offload, most of a rank's state is on the host already, and is copied there without a stream.
+    """
+    of_device = [tensor for tensor in tensors if has_streams(tensor.device)]
+    pinned = iter(host_copies(of_device[0].device).to_keep_all(of_device) if of_device else ())
+    return [
+        next(pinned) if has_streams(tensor.device) else torch.empty_like(tensor, device="cpu") for tensor in tensors
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class _There:
     """It is there already."""
