@@ -125,6 +125,7 @@ RESIDENCIES: dict[str, Callable[[Plan], Plan]] = {
     "gradients": partial(gradients_to_hosts, speculate=True),
     "weights": partial(weights_to_hosts, turn=0, speculate=True),
     "activations": activations_to_hosts,
+    "everything": lambda made: activations_to_hosts(weights_to_hosts(made, turn=0, speculate=True)),
 }
 
 
