@@ -14,7 +14,7 @@ from hetero.plan.offload import Offload, block_positions
 from hetero.runtime.host_optimizer import HostOptimizer
 from hetero.runtime.loss_scaler import LossScaleOptions
 from hetero.runtime.optimizer import AdamOptions
-from hetero.runtime.options import DataParallelOptions
+from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.trainer import Trainer
 from hetero.spec.model import ModelSpec
 from tests.helpers.plans import sharded, with_every_replica
@@ -124,6 +124,7 @@ def train_on_host(
     previews_always: bool,
     late_by_s: float,
     loss_scale: LossScaleOptions | None = None,
+    options: StageOptions | None = None,
 ) -> Trace | None:
     """:func:`.training.train`, which looks at no weight before the end.
 
@@ -150,6 +151,7 @@ def train_on_host(
         plan,
         num_steps,
         data_parallel,
+        options,
         loss_scale=loss_scale,
         weights_at="the end",
         adam=adam,
