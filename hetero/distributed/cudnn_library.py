@@ -10,6 +10,7 @@ of ``LD_LIBRARY_PATH``, which the loader searches before cuDNN's own folder.
 torch's comes first here, since torch was built and tested with it. TransformerEngine runs on any cuDNN 9.
 """
 
+import contextlib
 import ctypes
 import re
 from dataclasses import dataclass
@@ -76,11 +77,13 @@ def load_cudnn() -> None:
     if len(paths) != 1:
         return
     (path,) = paths
-    for part in PARTS:
-        library = path.with_name(path.name.replace("libcudnn", f"libcudnn_{part}"))
-        if library.is_file():
-            ctypes.CDLL(str(library))
-    ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    # What cannot be loaded torch may never need, and it says so itself where it does.
+    with contextlib.suppress(OSError):
+        for part in PARTS:
+            library = path.with_name(path.name.replace("libcudnn", f"libcudnn_{part}"))
+            if library.is_file():
+                ctypes.CDLL(str(library))
+        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
 def loaded_libraries() -> list[Path]:
@@ -89,5 +92,6 @@ def loaded_libraries() -> list[Path]:
         mapped = read_text(_MEMORY_MAP, limit_bytes=_MAX_MAP_BYTES)
     except ConfigError:
         return []
-    found = re.findall(r"(/\S*libcudnn[^/\s]*\.so\S*)$", mapped, re.MULTILINE)
+    # The path is the sixth column, and may contain blanks.
+    found = re.findall(r"^(?:\S+ +){5}(/.*/libcudnn[^/\s]*\.so[^/\s]*)$", mapped, re.MULTILINE)
     return [Path(path) for path in dict.fromkeys(found)]

@@ -54,6 +54,27 @@ def test_all_parts_are_loaded_in_order_and_the_library_for_all(loads: list[tuple
     ]
 
 
+def test_a_path_may_contain_blanks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of an environment below ``My projects`` does; what was deleted is none that can be loaded."""
+    memory_map = tmp_path / "maps"
+    path = Path("/home/My projects/lib/libcudnn.so.9")
+    memory_map.write_text(line(path) + line("/tmp/libcudnn.so.9 (deleted)"))
+    monkeypatch.setattr(cudnn_library, "_MEMORY_MAP", memory_map)
+    assert loaded_libraries() == [path]
+
+
+def test_a_part_that_cannot_be_loaded_does_not_end_the_program(
+    loads: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: str, mode: int = ctypes.DEFAULT_MODE) -> None:
+        loads.append((Path(path).name, mode))
+        raise OSError("libcublas.so.13: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", fail)
+    load_cudnn()
+    assert len(loads) == 1
+
+
 def test_no_libraries_are_known_where_the_kernel_does_not_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cudnn_library, "_MEMORY_MAP", tmp_path / "maps")
     assert loaded_libraries() == []
