@@ -191,6 +191,7 @@ class _DeviceRun:
         Raises:
             ConfigError: no block fits in the memory of the device.
         """
+        needed_s = 0.0
         for number, (profile, file) in enumerate(zip(self._requested, self._files, strict=True)):
             if file.profile is None:
                 raise ConfigError(
@@ -204,11 +205,13 @@ class _DeviceRun:
             if too_large:
                 self._say(f"  do not fit in the memory of the device: {described(too_large)}")
             if too_late:
-                needed_s = sum(self._expected.visit_s(number, point) for point in too_late)
+                needed_s += sum(self._expected.visit_s(number, point) for point in too_late)
                 self._say(f"  there was no time for {described(too_late)}")
-                self._say(
-                    f"  the same command goes on with them; --budget-seconds {math.ceil(needed_s)} is about enough"
-                )
+        if needed_s > 0:
+            self._say(
+                f"the same command goes on with what there was no time for; --budget-seconds {math.ceil(needed_s)} is "
+                "about enough"
+            )
         flags = " ".join(f"--profile {each.path}" for each in self._requested)
         self._say(f"hetero plan {flags} ...")
         return [each.path for each in self._requested]

@@ -50,7 +50,7 @@ class ProfileFile:
                 what, there, here = difference
                 raise ConfigError(
                     f"{path}: this run cannot go on with it: its {what} is {there}, here it is {here}; give another "
-                    "--out, or remove the file to measure anew"
+                    "--out, or remove the file to measure again"
                 )
 
     def left(self, points: Sequence[ProfilePoint]) -> list[ProfilePoint]:
@@ -137,8 +137,15 @@ def _difference(there: Profile, here: Profile) -> tuple[str, Any, Any] | None:
     runs = dataclasses.replace(here.implementation, attention=there.implementation.attention)
     here = dataclasses.replace(here, implementation=runs)
     for name in _THE_SAME:
-        if getattr(there, name) != getattr(here, name):
-            return name, getattr(there, name), getattr(here, name)
+        old_value, new_value = getattr(there, name), getattr(here, name)
+        if old_value == new_value:
+            continue
+        if not dataclasses.is_dataclass(old_value):
+            return name, old_value, new_value
+        for field in dataclasses.fields(old_value):
+            old_part, new_part = getattr(old_value, field.name), getattr(new_value, field.name)
+            if old_part != new_part:
+                return f"{name}'s {field.name}", old_part, new_part
     if there.provenance.hardware != here.provenance.hardware:
         return "hardware", there.provenance.hardware or "unknown", here.provenance.hardware
     old, new = there.provenance.versions, here.provenance.versions

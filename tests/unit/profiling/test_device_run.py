@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import math
+import re
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -242,7 +243,25 @@ def test_a_block_and_its_update_are_measured_whatever_it_takes(run: Run) -> None
     # Ten seconds a sample: 103 samples of passes six times, 15 of split backwards and two updates four times; and
     # half a second of preparation for each point, of which of two one was built and one was there.
     needed_s = 10 * (103 * 6 + (15 + 2) * 4) + 33 * BUILD_S / 2
-    assert said[-2] == f"  the same command goes on with them; --budget-seconds {math.ceil(needed_s)} is about enough"
+    assert said[-2] == (
+        "the same command goes on with what there was no time for; --budget-seconds "
+        f"{math.ceil(needed_s)} is about enough"
+    )
+
+
+def test_the_time_that_is_still_needed_is_that_of_all_profiles(run: Run, tmp_path: Path) -> None:
+    """One command measures them, within one budget."""
+
+    def needed_s(*precisions: str) -> int:
+        made_up, folder = MadeUp(FakeClock(), repetition_s=10.0), tmp_path / "".join(precisions)
+        folder.mkdir()
+        flags = ("--budget-seconds", "3", "--tp", "1", "--out", str(folder))
+        _, said = run(made_up, *flags, "--precision", *precisions)
+        (found,) = (re.search(r"--budget-seconds (\d+) is about enough", line) for line in said if "enough" in line)
+        assert found is not None
+        return int(found[1])
+
+    assert needed_s("fp32", "bf16") == pytest.approx(2 * needed_s("fp32"), rel=0.01)
 
 
 ONE_RANK = ("--tp", "1", "--micro-batch-size", "1", "2")

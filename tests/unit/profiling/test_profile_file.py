@@ -85,7 +85,11 @@ def test_what_is_measured_again_takes_the_place_of_what_was_measured(tmp_path: P
             "its hardware is an abacus, here it",
         ),
         ({"provenance": dataclasses.replace(HERE, versions={})}, "its version of torch is 2.13.0, here it is none"),
-        ({"shape": dataclasses.replace(HEAD.shape, ffn=77)}, "its shape is LayerShape"),
+        ({"shape": dataclasses.replace(HEAD.shape, ffn=77)}, "its shape's ffn is 64, here it is 77"),
+        (
+            {"implementation": dataclasses.replace(HEAD.implementation, gradient_sums="separate")},
+            "its implementation's gradient_sums is fused, here it is separate",
+        ),
     ],
 )
 def test_a_profile_of_something_else_is_refused(tmp_path: Path, other: dict[str, object], said: str) -> None:
@@ -95,7 +99,7 @@ def test_a_profile_of_something_else_is_refused(tmp_path: Path, other: dict[str,
     with pytest.raises(ConfigError) as raised:
         ProfileFile(path, dataclasses.replace(HEAD, **other))  # type: ignore[arg-type]
     assert str(raised.value).startswith(f"{path}: this run cannot go on with it: {said}")
-    assert str(raised.value).endswith("; give another --out, or remove the file to measure anew")
+    assert str(raised.value).endswith("; give another --out, or remove the file to measure again")
     assert path.read_bytes() == before
 
 
