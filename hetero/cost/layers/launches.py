@@ -10,6 +10,7 @@ biases: a shape says nothing of positions and norms. TransformerEngine's layers 
 counted, and are priced with the same numbers.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -61,6 +62,12 @@ def num_launches(layer: LayerConfig, compute_pass: ComputePass) -> int:
 def counted_launches_s(layer: LayerConfig, compute_pass: ComputePass) -> float:
     """Return the host's seconds for one pass of ``layer``, by counting."""
     return LAUNCH_S * num_launches(layer, compute_pass)
+
+
+def over_dense(layer: LayerConfig, compute_pass: ComputePass) -> float:
+    """Return the launches of one pass of ``layer`` over those of the same layer with one MLP in place of experts."""
+    dense = dataclasses.replace(layer, shape=dataclasses.replace(layer.shape, num_experts=None))
+    return num_launches(layer, compute_pass) / num_launches(dense, compute_pass)
 
 
 def _of_module(layer: LayerConfig, kind: ModuleKind, compute_pass: ComputePass) -> int:

@@ -15,7 +15,8 @@ where x is the single multiple of the first three that fits best. Collectives le
 
 **Launches.** Small layers take as long as the host needs to launch their kernels. In a profile that is the least time
 of a series that does not grow with the microbatch; where no profile of the device shows it, it is counted
-(:mod:`.launches`). Without tensor parallelism a layer takes the larger of both. The
+(:mod:`.launches`). A host needs as many times as long for a block with experts as this has more launches than a dense
+one. Without tensor parallelism a layer takes the larger of both. The
 ranks of a tensor-parallel group wait for one another's hosts in every collective; there the two add up like
 
     sqrt(device^2 + host^2)
@@ -33,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.cost.layers.kernels import Kernels
-from hetero.cost.layers.launches import counted_launches_s
+from hetero.cost.layers.launches import counted_launches_s, over_dense
 from hetero.cost.layers.layer_kernels import ComputePass, KernelSeconds, LayerConfig, kernel_seconds
 from hetero.spec.devices import DataSheet
 from hetero.spec.profile import AttentionKernel, LayerKind, LayerTime, ModuleKind, Profile, have_like_costs
@@ -74,9 +75,9 @@ class Throughput:
 
     linear, attention, rows, collectives: multiples of the kernels' seconds.
     measured_attention: the attention that its multiple was fitted to. Another one takes the products' multiple.
-    host_s: seconds of the launches of one block as measured on the device, where the ends of a model have none to speak
-        of; ``None`` counts the launches of each layer.
-    most_host_s: no layer's launches take longer, since a block was measured that took no more.
+    host_s: seconds of the launches of one dense block as measured on the device, where the ends of a model have none to
+        speak of; ``None`` counts the launches of each layer.
+    most_host_s: no dense layer's launches take longer, since a block was measured that took no more.
     """
 
     kernels: Kernels
@@ -123,11 +124,12 @@ class Throughput:
 
     def _launches_s(self, layer: LayerConfig) -> float:
         """Seconds of the host for one pass of ``layer``."""
+        times = over_dense(layer, self.compute_pass)
         if self.host_s is not None:
-            return self.host_s
+            return times * self.host_s
         if self.kernels.is_host:
             return 0.0
-        return min(self.most_host_s, counted_launches_s(layer, self.compute_pass))
+        return min(times * self.most_host_s, counted_launches_s(layer, self.compute_pass))
 
     def _attention_multiple(self, layer: LayerConfig) -> float:
         is_fitted = have_like_costs(layer.implementation.attention, self.measured_attention)
@@ -166,6 +168,7 @@ def fit(
     host_s, least_s = _launches_of(profiles, compute_pass)
     rows: list[list[float]] = []
     measured: list[float] = []
+    device_bound: list[bool] = []
     for profile in profiles:
         if kind == "head" and not profile.head_has_projection:
             continue
@@ -174,10 +177,10 @@ def fit(
             if time.kind == kind and seconds > 0:
                 rows.append(_features(profile, time, kernels, compute_pass))
                 measured.append(seconds * profile.in_a_step)
+                launched_s = (host_s or 0.0) * _over_dense(profile, compute_pass) if kind == "block" else 0.0
+                device_bound.append(measured[-1] > LAUNCH_BOUND * launched_s)
     if not rows:
         return None
-    bound_s = LAUNCH_BOUND * (host_s or 0.0) if kind == "block" else 0.0
-    device_bound = [seconds > bound_s for seconds in measured]
     chosen = device_bound if any(device_bound) else [True] * len(rows)
     fitted = _fit_near_one(np.array(rows)[chosen], np.array(measured)[chosen])
     return Throughput(
@@ -200,18 +203,23 @@ def nominal(kernels: Kernels, compute_pass: ComputePass, profiles: Sequence[Prof
 
 
 def _launches_of(profiles: Sequence[Profile], compute_pass: ComputePass) -> tuple[float | None, float]:
-    """The least seconds of launches of a block on several ranks that a series shows, else on one, ``None`` where none
-    does; and the least seconds that a block took."""
+    """The least seconds of launches of a dense block on several ranks that a series shows, else on one, ``None`` where
+    none does; and the least seconds that a block took. Those of blocks with experts are scaled to a dense block's."""
     shown: dict[bool, list[float]] = {True: [], False: []}
     least_s = math.inf
     for profile in profiles:
+        times = _over_dense(profile, compute_pass)
         for tp in profile.tps("block"):
             series = profile.times_of("block", tp=tp)
-            seconds = [max(0.0, _seconds(time, compute_pass) - profile.isolation_s) for time in series]
+            seconds = [max(0.0, _seconds(time, compute_pass) - profile.isolation_s) / times for time in series]
             least_s = min(least_s, *seconds)
             launches = launches_s([time.micro_batch_size for time in series], seconds)
             shown[tp > 1] += [launches] * (0 < launches < MOST_HOST_S)
     return min(shown[True] or shown[False], default=None), least_s
+
+
+def _over_dense(profile: Profile, compute_pass: ComputePass) -> float:
+    return over_dense(measured_config(profile, "block", tp=1, micro_batch_size=1), compute_pass)
 
 
 def _seconds(time: LayerTime, compute_pass: ComputePass) -> float:

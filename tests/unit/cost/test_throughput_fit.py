@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hetero.cost.layers.kernels import Kernels
-from hetero.cost.layers.launches import counted_launches_s
+from hetero.cost.layers.launches import counted_launches_s, num_launches
 from hetero.cost.layers.layer_kernels import ComputePass, LayerConfig, kernel_seconds
 from hetero.cost.layers.throughput_fit import (
     GENERATOR_S,
@@ -25,6 +25,7 @@ from hetero.cost.layers.throughput_fit import (
 from hetero.data import shipped_profiles
 from hetero.spec.devices import DeviceType
 from hetero.spec.link import GroupLink, Link
+from hetero.spec.model import ModelSpec
 from hetero.spec.profile import (
     AttentionKernel,
     LayerImplementation,
@@ -36,7 +37,7 @@ from hetero.spec.profile import (
 )
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from tests.bench.bench_cost_model import estimate_errors
-from tests.helpers.models import gpt2_model
+from tests.helpers.models import gpt2_model, llama_model, moe_model
 from tests.helpers.synthetic_profiles import profile
 
 A100 = SHIPPED_DEVICES.of("A100-40")
@@ -51,6 +52,9 @@ def a100() -> Kernels:
 
 
 KERNELS = a100()
+
+BOTH = (llama_model(), moe_model())
+"""A dense model, and one that has experts in its place."""
 
 
 def made_of(
@@ -243,14 +247,14 @@ class TestLaunches:
         assert forward.seconds(grouped) == pytest.approx(math.hypot(forward.device_s(grouped), 1.0 + GENERATOR_S))
         assert backward.seconds(grouped) == pytest.approx(math.hypot(backward.device_s(grouped), 1.0))
 
-    def bound(self, *launches: tuple[int, float]) -> Profile:
+    def bound(self, *launches: tuple[int, float], model: ModelSpec | None = None) -> Profile:
         """Blocks at some tp that take so long for 1 to 4 samples, and twice as long for 8."""
         times = tuple(
             LayerTime(kind="block", tp=tp, micro_batch_size=size, forward_s=seconds, backward_s=seconds)
             for tp, host_s in launches
             for size, seconds in ((1, host_s), (2, host_s), (4, host_s), (8, 2 * host_s))
         )
-        return profile(gpt2_model(), times=times, updates=())
+        return profile(model or gpt2_model(), times=times, updates=())
 
     def test_those_of_a_group_are_found_before_those_of_one_rank(self) -> None:
         assert fitted_to(self.bound((1, 0.5e-3), (2, 0.9e-3), (4, 0.8e-3))).host_s == 0.8e-3
@@ -269,6 +273,26 @@ class TestLaunches:
         short = dataclasses.replace(unknown, most_host_s=counted_s / 2)
         assert short.seconds(layer) == max(counted_s / 2, short.device_s(layer))
         assert fitted_to(profile(gpt2_model(), block_s=(1e-5, 1e-5), tps=(1,))).most_host_s == 1e-5
+
+    def test_a_block_with_experts_has_those_of_all_of_them(self) -> None:
+        """Wherever a dense block shows or limits them: each expert is launched by itself."""
+        dense, experts = (config(micro_batch_size=1, seq_length=8, shape=LayerShape.of(model)) for model in BOTH)
+        times = counted_launches_s(experts, "forward") / counted_launches_s(dense, "forward")
+        assert times == 67 / 35
+        shown = nominal(KERNELS, "forward", [self.bound((1, 0.5e-3))])
+        assert shown.seconds(dense) == 0.5e-3
+        assert shown.seconds(experts) == pytest.approx(times * 0.5e-3)
+        limited = nominal(KERNELS, "forward", [profile(gpt2_model(), block_s=(1e-5, 1e-5), tps=(1,))])
+        assert limited.seconds(experts) == pytest.approx(times * limited.seconds(dense)) == pytest.approx(times * 1e-5)
+
+    def test_a_profile_of_experts_shows_those_of_a_dense_block(self) -> None:
+        def host_s(model: ModelSpec) -> float:
+            found = nominal(KERNELS, "forward", [self.bound((1, 2e-3), model=model)]).host_s
+            assert found is not None
+            return found
+
+        dense, experts = (num_launches(config(shape=LayerShape.of(model)), "forward") for model in BOTH)
+        assert host_s(BOTH[1]) == pytest.approx(host_s(BOTH[0]) * dense / experts)
 
     @pytest.mark.parametrize("kind", ["embedding", "head"])
     def test_those_of_the_ends_are_counted_where_no_profile_shows_the_host(self, kind: LayerKind) -> None:
