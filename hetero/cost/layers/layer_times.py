@@ -132,7 +132,8 @@ class LayerTimes:
         of_own_layers = profile is not None and profile.layers is not None and not runs.writes_scores
         if of_own_layers or (profile is not None and have_like_costs(runs.attention, profiled.attention)):
             runs = dataclasses.replace(runs, attention=profiled.attention)
-        if self._references.profiles.device_types.of(device).is_host:
+        is_host = self._references.profiles.device_types.of(device).is_host
+        if is_host and runs.gradient_sums != "separate":
             runs = dataclasses.replace(runs, gradient_sums=profiled.gradient_sums)
         return runs
 
@@ -352,16 +353,6 @@ class LayerTimes:
             if cost is not None and fitted_s > 0:
                 return (cost.forward_s if compute_pass == "forward" else cost.backward_s) / fitted_s
         return 1.0
-
-
-def _implementation_with(runs: LayerImplementation | None, profile: Profile | None) -> LayerImplementation | None:
-    if runs is None or profile is None:
-        return runs
-    ran = profile.implementation.attention
-    of_own_layers = profile.layers is not None and not runs.writes_scores
-    if of_own_layers or have_like_costs(runs.attention, ran):
-        return dataclasses.replace(runs, attention=ran)
-    return runs
 
 
 _SECONDS = ("forward_s", "backward_s")

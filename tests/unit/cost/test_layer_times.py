@@ -423,6 +423,10 @@ class TestGradientSums:
         cost = self.costs("separate", "fused", device="cpu").of("block", on)
         assert (cost.backward_s, cost.confidence) == (2.0, Confidence.MEASURED)
 
+    def test_the_host_adds_in_passes_where_the_launch_says_so(self) -> None:
+        on = LayerPlacement("cpu", tp=1, micro_batch_size=1)
+        assert self.costs("fused", "separate", device="cpu").of("block", on).backward_s > 2.0
+
 
 class TestOwnProfile:
     """A profile as ``hetero profile run`` writes it, of one device alone: halves, recomputation, split backwards."""
