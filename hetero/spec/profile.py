@@ -277,8 +277,8 @@ def _from_version_2(profile: dict[str, Any]) -> dict[str, Any]:
 
     It called every kernel of attention that writes no scores ``flash``: which one ran, it did not know.
     """
-    sums = {"local": "separate", "transformer_engine": "fused_in_blocks"}.get(profile.get("layers") or "")
-    implementation = profile.get("implementation", {})
+    layers, implementation = profile.get("layers"), profile.get("implementation", {})
+    sums = {"local": "separate", "transformer_engine": "fused_in_blocks"}.get(layers if isinstance(layers, str) else "")
     if sums is None or not isinstance(implementation, dict):
         return profile
     return {**profile, "implementation": {"gradient_sums": sums, **implementation}}

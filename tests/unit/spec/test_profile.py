@@ -45,6 +45,13 @@ def test_a_profile_of_format_2_has_the_gradient_sums_of_the_layers_that_were_tim
     assert (read.format_version, read.implementation.gradient_sums) == (3, sums)
 
 
+@pytest.mark.parametrize("wrong", [["local"], {"local": 1}, 7])
+def test_layers_of_the_wrong_type_in_format_2_are_refused(wrong: object) -> None:
+    data = json.loads(to_json(profile(gpt2_model())))
+    with pytest.raises(ConfigError, match=r"^test: layers: "):
+        from_json(Profile, json.dumps({**data, "format_version": 2, "layers": wrong}), source="test")
+
+
 def test_unknown_keys_are_refused_with_the_near_match() -> None:
     text = to_json(profile(MODEL)).replace('"seq_length"', '"sequence_length"')
     with pytest.raises(ConfigError, match=r"unknown key 'sequence_length' \(did you mean 'seq_length'\?\)"):
