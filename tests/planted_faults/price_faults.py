@@ -64,6 +64,14 @@ PRICE_FAULTS = (
         hints=("tests/unit/cost/test_launches.py", "tests/dist/test_launch_count.py"),
     ),
     Fault(
+        name="the host that launches experts is as fast as with a dense block",
+        kind="price",
+        file="hetero/cost/layers/throughput_fit.py",
+        find="return times * self.host_s",
+        replace="return self.host_s",
+        hints=("tests/unit/cost/test_throughput_fit.py",),
+    ),
+    Fault(
         name="a profile of format 2 is read as one without passes over gradients",
         kind="price",
         file="hetero/spec/profile.py",
