@@ -318,15 +318,23 @@ class LayerTimes:
         return block_s * part(throughput, self._layer(kind, on)) / whole_s
 
     def _in_fp8(self, kind: Half | LayerKind, on: LayerPlacement) -> LayerCost:
-        """A block or half of one, with the share of the linear layers, by the fit, as much faster as the peaks say."""
-        saved = 1 - 1 / self._references.data_sheet(on.device, wanted="speed-up in fp8").fp8_speedup
-        cost = self.of(kind, on._replace(fp8=False))
-        forward_s, backward_s = (self._part_s(kind, on, each, Throughput.linear_s) for each in PASSES)
+        """A block or half of one, whose linear layers are as much faster as the peaks say. Launches take as long."""
+        plain = on._replace(fp8=False)
+        cost, block = self.of(kind, plain), self.of("block", plain)
+        forward_share, backward_share = (self._share_saved_by_fp8(kind, on, each) for each in PASSES)
         return LayerCost(
-            cost.forward_s - saved * forward_s,
-            cost.backward_s - saved * backward_s,
+            cost.forward_s - forward_share * block.forward_s,
+            cost.backward_s - backward_share * block.backward_s,
             max(cost.confidence, Confidence.DATA_SHEET),
         )
+
+    def _share_saved_by_fp8(self, kind: ModuleKind, on: LayerPlacement, compute_pass: ComputePass) -> float:
+        """Return the share of a block's seconds that its linear layers, or those of half of it, save in fp8."""
+        speedup = self._references.data_sheet(on.device, wanted="speed-up in fp8").fp8_speedup
+        throughput, _ = self._references.throughput(on.device, "block", compute_pass)
+        part, block = self._layer(kind, on), self._layer("block", on)
+        saved = 1 - throughput.seconds(block, linear_speedup=speedup) / throughput.seconds(block)
+        return saved * throughput.linear_s(part) / throughput.linear_s(block)
 
     def _estimated(self, kind: LayerKind, on: LayerPlacement) -> LayerCost:
         """The seconds by the fit, scaled to what this layer took at another tp if it was measured there."""

@@ -90,9 +90,9 @@ class Throughput:
     host_s: float | None = None
     most_host_s: float = math.inf
 
-    def seconds(self, layer: LayerConfig) -> float:
-        """Estimated seconds of ``layer`` in a running step."""
-        device_s = self.device_s(layer)
+    def seconds(self, layer: LayerConfig, *, linear_speedup: float = 1.0) -> float:
+        """Estimated seconds of ``layer`` in a running step, with products of weights that are so many times as fast."""
+        device_s = self.device_s(layer) - (1 - 1 / linear_speedup) * self.linear_s(layer)
         if layer.kind != "block" and self.host_s is not None:
             return device_s
         more_s = more_host_s(layer) if layer.kind == "block" and self.compute_pass == "forward" else 0.0
