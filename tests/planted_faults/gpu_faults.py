@@ -430,8 +430,8 @@ GPU_FAULTS = (
         name="the memory model forgets scores that the profiled kernel keeps",
         kind="memory formula",
         file="hetero/cost/layers/layer_times.py",
-        find="    of_own_layers = profile.layers is not None and not runs.writes_scores\n",
-        replace="    of_own_layers = False\n",
+        find="of_own_layers = profile is not None and profile.layers is not None and not runs.writes_scores",
+        replace="of_own_layers = False",
         hints=("tests/unit/cost/test_layer_times.py",),
     ),
     # Devices by their data sheets.
