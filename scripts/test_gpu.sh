@@ -18,15 +18,23 @@
 # The environment sees the packages of that Python, and gets what is missing: never torch itself. Results are in runs/gpu,
 # each as soon as its stage has ended.
 set -euo pipefail
+typed_in="$PWD"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-base="${PYTHON:-python3}" device="${DEVICE:-cuda}" venv="${VENV:-.venv-gpu}"
+fail() { echo "scripts: $*" >&2; exit 2; }
+# path_of FILE : FILE as it was meant in the folder where the command was typed.
+path_of() { if [ "${1:0:1}" = / ] || [ "$typed_in" = "$PWD" ]; then echo "$1"; else echo "$typed_in/$1"; fi; }
+
+base="${PYTHON:-python3}" device="${DEVICE:-cuda}" venv=.venv-gpu
+[ -z "${VENV:-}" ] || venv="$(path_of "$VENV")"
+[[ "$base" != */* ]] || base="$(path_of "$base")"
 offline='' pack='' for_python='' for_cuda=13 engine=yes list='' stages=()
 while [ $# -gt 0 ]; do
     case "$1" in
-        --offline) offline="${2:?--offline needs a folder of wheels}"; shift ;;
-        --pack) pack="${2:?--pack needs a folder}"; shift ;;
+        --offline) offline="$(path_of "${2:?--offline needs a folder of wheels}")"; shift ;;
+        --pack) pack="$(path_of "${2:?--pack needs a folder}")"; shift ;;
         --for-python) for_python="${2:?--for-python needs a version such as 3.12}"; shift ;;
         --for-cuda) for_cuda="${2:?--for-cuda needs a major version such as 13}"; shift ;;
+        --out) stages+=("$1" "$(path_of "${2:?--out needs a folder}")"); shift ;;
         --no-engine) engine='' ;;
         --list) list=yes; stages+=("$1") ;;
         --help | -h) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' scripts/test_gpu.sh; exit ;;
@@ -34,15 +42,16 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-fail() { echo "scripts: $*" >&2; exit 2; }
 
 # pack_wheels FOLDER : the packages of the extra test-gpu as constraints.txt pins them, without torch and what it brings.
 pack_wheels() {
-    local folder="$1" work platforms=() glibc
-    work="$(mktemp -d)"
-    trap 'rm -rf "$work"' RETURN
-    mkdir -p "$folder"
+    local folder="$1" platforms=() glibc doubles
     : "${for_python:=$("$base" -c 'import sys; print("%d.%d" % sys.version_info[:2])')}"
+    [[ "$for_python" =~ ^3\.1[123]$ ]] || fail "--for-python $for_python: this project needs 3.11, 3.12 or 3.13"
+    [[ "$for_cuda" =~ ^[0-9]+$ ]] || fail "--for-cuda $for_cuda: only the major version, such as 13"
+    mkdir -p "$folder" && [ -w "$folder" ] || fail "--pack $folder: nothing can be written there"
+    work="$(mktemp -d)"
+    trap 'rm -rf "$work"' EXIT
     for glibc in 2_5 2_12 2_17 2_24 2_26 2_27 2_28; do platforms+=(--platform "manylinux_${glibc}_$(uname -m)"); done
     platforms+=(--platform "manylinux2014_$(uname -m)" --platform any)
     "$base" -m venv "$work/venv"
@@ -59,6 +68,8 @@ pack_wheels() {
     download --requirement "$work/packages.txt"
     # Ranks can share a device from NCCL 2.30 on; older versions of torch bring an older one.
     download "nvidia-nccl-cu$for_cuda>=2.30"
+    doubles="$(find "$folder" -name '*.whl' -printf '%f\n' | cut -d - -f 1 | sort | uniq -d | paste -sd ' ')"
+    [ -z "$doubles" ] || fail "$folder has several wheels of $doubles, and --offline installs all: pack into an empty folder"
     echo "== $(find "$folder" -name '*.whl' | wc -l) wheels for Python $for_python, $(du -sh "$folder" | cut -f1), in $folder"
 }
 
@@ -81,6 +92,9 @@ build_engine() {
 }
 
 if [ -n "$pack" ]; then
+    # Not "pack_wheels || fail": bash would then go on after an error inside.
+    trap 'echo "scripts: $pack is not complete, for the reason above: --pack again goes on where it ended" >&2' ERR
+    set -E
     pack_wheels "$pack"
     exit
 fi
@@ -123,6 +137,12 @@ else
     pip=("$venv/bin/python" -m pip)
 fi
 python="$(cd "$venv/bin" && pwd)/python"
+for made in "$base" "$python"; do "$made" -c 'import sys; print("%d.%d" % sys.version_info[:2])'; done | uniq | wc -l |
+    grep -qx 1 || fail "$venv was made with another version of Python than $base: remove it, or name another one by VENV="
+# Two runs at a time would install into it, each while the other imports from it.
+exec 9> "$venv/lock"
+! command -v flock > /dev/null || flock --nonblock 9 ||
+    fail "another run uses $venv: wait until it has ended, or name another environment by VENV="
 install=("${pip[@]}" --quiet --disable-pip-version-check install)
 "$base" -c 'import pathlib, sysconfig, torch
 print(*dict.fromkeys((sysconfig.get_path("purelib"), str(pathlib.Path(torch.__file__).parents[1]))), sep="\n")' \
@@ -133,7 +153,11 @@ if [ -n "$offline" ]; then
     echo "== torch $torch; installing the wheels in $offline into $venv"
     mapfile -d '' wheels < <(find "$offline" -maxdepth 1 -name '*.whl' -print0)
     # Only what is imported is compiled, when it is.
-    [ ${#wheels[@]} -eq 0 ] || "${install[@]}" --no-index --no-deps --no-compile "${wheels[@]}"
+    [ ${#wheels[@]} -eq 0 ] || "${install[@]}" --no-index --no-deps --no-compile "${wheels[@]}" ||
+        fail "pip refuses wheels in $offline, see above: fill an empty folder by --pack FOLDER --for-python" \
+            "$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
+    "$python" -c 'import setuptools' 2> /dev/null ||
+        fail "$offline has no wheel of setuptools (${#wheels[@]} wheels in all), which installs this project: --pack fills it"
     PYTHONWARNINGS=ignore "${install[@]}" --no-index --no-deps --no-build-isolation --editable .
 else
     echo "== torch $torch; installing megatron-core, this project and what its tests need into $venv"
@@ -141,8 +165,8 @@ else
     { grep -v '^torch==' constraints.txt; echo "torch==$torch"; } > "$venv/constraints.txt"
     "${install[@]}" --constraint "$venv/constraints.txt" --editable '.[test-gpu]'
 fi
-"$python" -W ignore -c 'import megatron.core, hetero.runtime.session, hypothesis, pytest, pytest_timeout' ||
-    fail "$venv lacks the package that the last line names: ${offline:+add its wheel to $offline, or }make $venv again"
+"$python" -W ignore -m tests.gpu_stages.missing_packages ||
+    fail "$venv lacks these packages: ${offline:+add their wheels to $offline, or }make $venv again"
 
 name=cpu half=bf16
 if [ "$device" = cpu ]; then
@@ -165,8 +189,14 @@ PYTHON
     [ -n "$offline" ] || "${install[@]}" --no-deps "nvidia-nccl-cu$cuda>=2.30" ||
         echo "scripts: no newer NCCL: tests of several ranks are skipped"
     nccl="$(find "$venv" ${offline:+"$offline"} -name libnccl.so.2 -print -quit)"
-    [ -z "$nccl" ] || export LD_PRELOAD="$(realpath "$nccl")"
+    if [ -n "$nccl" ]; then
+        nccl="$(realpath "$nccl")"
+        # The loader splits its list at spaces and colons, and has no way to quote them.
+        [[ "$nccl" != *[\ :]* ]] || { link="$(mktemp -d)"; ln -s "$nccl" "$link"; nccl="$link/libnccl.so.2"; }
+        export LD_PRELOAD="$nccl${LD_PRELOAD:+:$LD_PRELOAD}"
+    fi
     [ -n "$offline" ] || [ -z "$engine" ] || [ "$capability" -lt 80 ] || build_engine "$cuda"
 fi
 
-"$python" -m tests.gpu_stages --device "$device" --device-name "$name" --half "$half" "${stages[@]}"
+# In place of this shell, so that a signal ends the stages.
+exec "$python" -m tests.gpu_stages --device "$device" --device-name "$name" --half "$half" "${stages[@]}"

@@ -4,11 +4,13 @@
     python -m tests.gpu_stages --stages experts ramp-up --out runs/gpu
     python -m tests.gpu_stages --device cpu                 a rehearsal without a GPU
 
-Exit code 1 if a stage failed or was over its limit; 2 for wrong options.
+Exit code 1 if a stage failed or was over its limit, or if none ran; 2 for wrong options; after a signal 128 and its number.
 """
 
 import argparse
+import math
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{stage.name:18} {stage.limit_s:4g} s  {stage.shows}")
         return 0
     # Names of stages are checked before anything is installed.
-    from tests.gpu_stages.run import RunOptions, StageRun  # noqa: PLC0415
+    from tests.gpu_stages.run import FolderInUseError, RunOptions, StageRun  # noqa: PLC0415
 
     options = RunOptions(
         target=target,
@@ -43,10 +45,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         limit_scale=arguments.limit_scale,
         total_s=60 * arguments.minutes if arguments.minutes is not None else None,
     )
-    passed = StageRun(options).run(stages)
+    try:
+        passed = StageRun(options).run(stages)
+    except FolderInUseError as error:
+        print(f"scripts: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"scripts: the results cannot be written, so the run has ended: {error}", file=sys.stderr)
+        return 1
+    except (KeyboardInterrupt, SystemExit) as ended:
+        code = 128 + signal.SIGINT if isinstance(ended, KeyboardInterrupt) else ended.code
+        print(f"scripts: ended by a signal; the stages so far are in {arguments.out}/report.md", file=sys.stderr)
+        raise SystemExit(code) from None
     print(f"== report, to paste into an issue: {arguments.out}/report.md")
     print((options.out / "report.md").read_text(encoding="utf-8"))
     return 0 if passed else 1
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def _positive_count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,17 +84,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--stages", nargs="+", default=[], metavar="NAME", help="run only these, in this order")
     parser.add_argument("--list", action="store_true", help="print the stages with their limits, and run none")
     parser.add_argument(
-        "--minutes", type=float, metavar="N", help="start no stage that N minutes have no room for (default: no limit)"
+        "--minutes",
+        type=_positive,
+        metavar="N",
+        help="end after N minutes: the stage that runs then is killed, later ones are not run (default: no limit)",
     )
     parser.add_argument(
         "--together",
-        type=int,
+        type=_positive_count,
         default=max(1, min(MOST_TOGETHER, (os.cpu_count() or 1) // 2)),
         metavar="N",
         help=f"stages at a time, of those that measure no time (default: half the cores, at most {MOST_TOGETHER})",
     )
     parser.add_argument(
-        "--limit-scale", type=float, default=1.0, metavar="X", help="multiply the stages' limits by X (default: 1)"
+        "--limit-scale", type=_positive, default=1.0, metavar="X", help="multiply the stages' limits by X (default: 1)"
     )
     parser.add_argument(
         "--out", type=Path, default=Path("runs/gpu"), metavar="FOLDER", help="results (default: runs/gpu)"

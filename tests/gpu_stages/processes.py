@@ -4,6 +4,7 @@ Processes are found by a mark in their environment, which they inherit. So those
 of their own or whose parent has ended, and no process of anybody else.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -62,7 +63,8 @@ def run_limited(
             exit_code = None
         finally:
             num_left = kill_marked(mark)
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=GONE_WITHIN_S)
     return Ended(exit_code=exit_code, seconds=time.monotonic() - begin, num_left=num_left)
 
 

@@ -257,7 +257,7 @@ def _test_stage(group: TestGroup, keyword: str | None, suffix: str) -> Stage:
 
 
 def select_stages(stages: Sequence[Stage], names: Sequence[str]) -> tuple[Stage, ...]:
-    """Return the stages called ``names``, in the order of ``names``; all where there are none.
+    """Return the stages called ``names``, each once, in the order of ``names``; all where there are none.
 
     Raises:
         ValueError: a name is of no stage.
@@ -266,4 +266,4 @@ def select_stages(stages: Sequence[Stage], names: Sequence[str]) -> tuple[Stage,
     unknown = [name for name in names if name not in by_name]
     if unknown:
         raise ValueError(f"--stages {' '.join(unknown)}: no such stage; there are {', '.join(by_name)}")
-    return tuple(by_name[name] for name in names) if names else tuple(stages)
+    return tuple(by_name[name] for name in dict.fromkeys(names)) if names else tuple(stages)

@@ -1,7 +1,7 @@
 """Stages run in their order and within their limits, and every result is there as soon as its stage has ended."""
 
 import dataclasses
-import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.gpu_stages.results import StageResult, errors_file, load_results, output_file
-from tests.gpu_stages.run import RunOptions, StageRun
+from tests.gpu_stages.run import FolderInUseError, RunOptions, StageRun, commit_of, lock_folder
 from tests.gpu_stages.stages import Stage
 from tests.gpu_stages.target import Target
+from tests.gpu_stages.test_processes import is_running
 from tests.helpers.sources import ROOT
 
 CPU = Target(device="cpu", name="cpu")
@@ -80,12 +81,13 @@ def test_what_cannot_run_says_why(tmp_path: Path) -> None:
 def test_no_stage_begins_when_no_time_is_left(tmp_path: Path) -> None:
     passed, results = run(
         tmp_path,
-        stage("first", "import time; time.sleep(600)", limit_s=2.5),
+        stage("first", "import time; time.sleep(600)", limit_s=60),
         stage("second", ""),
-        total_s=3,
+        total_s=9,
     )
     assert not passed
     assert results["first"].outcome == "over its limit"
+    assert results["first"].detail.endswith("in all; the time of the whole run was over")
     assert (results["second"].outcome, results["second"].detail) == ("not run", "no time is left")
 
 
@@ -112,22 +114,69 @@ while not other.exists():
     assert passed
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_stage_that_runs(number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "together"])
+def test_a_signal_ends_the_stages_that_run(number: signal.Signals, is_alone: bool, tmp_path: Path) -> None:
+    """With what they started, also in a session of its own; the report says which stages were ended."""
     program = f"""
-import pathlib
+import dataclasses, pathlib
 from tests.gpu_stages.test_run import run, stage
-sleep = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
-run(pathlib.Path({str(tmp_path / "out")!r}), stage("long", sleep))
+sleep = "import os, subprocess, sys, time\\n"
+sleep += "other = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\\n"
+sleep += "print(os.getpid(), other.pid, flush=True); time.sleep(600)"
+stages = [dataclasses.replace(stage(name, sleep), is_alone={is_alone}) for name in ("one", "two", "three")]
+run(pathlib.Path({str(tmp_path / "out")!r}), *stages, together=2)
 """
-    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stderr=subprocess.DEVNULL)
-    said = output_file(tmp_path / "out", "long")
+    # A shell that started the tests in the background may have left SIGINT ignored.
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler){program}"],
+        cwd=ROOT,
+        stderr=subprocess.DEVNULL,
+    )
+    running = ["one"] if is_alone else ["one", "two"]
+    said = [output_file(tmp_path / "out", name) for name in running]
     deadline = time.monotonic() + 60
-    while not (said.exists() and said.read_text().strip()):
+    while not all(file.exists() and file.read_text().endswith("\n") for file in said):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(number)
     assert process.wait(timeout=60) != 0
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(said.read_text()), 0)
+    for pid in " ".join(file.read_text() for file in said).split():
+        assert not is_running(int(pid))
+    outcomes = {result.name: result.outcome for result in load_results(tmp_path / "out")}
+    assert outcomes == dict.fromkeys(running, "interrupted")
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "| one | what one shows | interrupted | " in report
+
+
+def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
+    with lock_folder(tmp_path / "out"), pytest.raises(FolderInUseError, match="name another folder by --out"):
+        run(tmp_path / "out", stage("one", ""))
+    passed, _ = run(tmp_path / "out", stage("one", ""))
+    assert passed
+
+
+def test_a_run_in_which_no_stage_ran_has_not_passed(tmp_path: Path) -> None:
+    passed, results = run(tmp_path, stage("one", ""), total_s=0.0)
+    assert not passed
+    assert results["one"].outcome == "not run"
+
+
+def test_the_commit_is_that_of_the_checkout(tmp_path: Path) -> None:
+    """Not of a repository around it; and the files may differ from it."""
+
+    def git(*arguments: str) -> None:
+        author = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        subprocess.run(["git", *author, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    git("init")
+    (tmp_path / "file").write_text("one")
+    git("add", "file")
+    git("commit", "-m", "first")
+    commit = commit_of(tmp_path)
+    assert re.fullmatch("[0-9a-f]{7,}", commit)
+    (tmp_path / "copy").mkdir()
+    assert commit_of(tmp_path / "copy") == ""
+    (tmp_path / "file").write_text("two")
+    assert commit_of(tmp_path) == f"{commit}-dirty"

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.gpu_stages.__main__ import main
 from tests.gpu_stages.stages import TEST_GROUPS, Stage, files_of, list_stages, select_stages
 from tests.gpu_stages.target import Target
 from tests.helpers.sources import ROOT
@@ -42,6 +43,7 @@ def test_names_differ_and_needs_come_first() -> None:
 
 def test_stages_are_chosen_by_name() -> None:
     assert [stage.name for stage in select_stages(STAGES, ["bench-local", "doctor"])] == ["bench-local", "doctor"]
+    assert [stage.name for stage in select_stages(STAGES, ["doctor", "steps", "doctor"])] == ["doctor", "steps"]
     assert select_stages(STAGES, []) == STAGES
     with pytest.raises(ValueError, match="--stages benhc: no such stage; there are doctor, shared-device, "):
         select_stages(STAGES, ["doctor", "benhc"])
@@ -54,3 +56,19 @@ def test_stages_are_listed_without_any_package(argument: str) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "ramp-up" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--minutes", "-1"), "argument --minutes: -1 is not above 0"),
+        (("--minutes", "nan"), "argument --minutes: nan is not above 0"),
+        (("--limit-scale", "0"), "argument --limit-scale: 0 is not above 0"),
+        (("--together", "0"), "argument --together: 0 is not 1 or more"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_a_wrong_number_is_refused(arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--list", *arguments])
+    assert said in capsys.readouterr().err
