@@ -4,7 +4,8 @@
     python -m tests.gpu_stages --stages experts ramp-up --out runs/gpu
     python -m tests.gpu_stages --device cpu                 a rehearsal without a GPU
 
-Exit code 1 if a stage failed or was over its limit, or if none ran; 2 for wrong options; after a signal 128 and its number.
+Exit code 1 if a stage failed or was over its limit, or if none ran; 2 for wrong options;
+128 and its number after a signal.
 """
 
 import argparse

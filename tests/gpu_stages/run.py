@@ -172,7 +172,8 @@ class StageRun:
 def _batches(stages: Sequence[Stage]) -> Iterator[list[Stage]]:
     """Yield the stages that may run at the same time."""
     for is_alone, batch in itertools.groupby(stages, key=lambda stage: stage.is_alone):
-        yield from ([stage] for stage in batch) if is_alone else [list(batch)]
+        together = list(batch)
+        yield from ([stage] for stage in together) if is_alone else [together]
 
 
 def describe_end(ended: Ended, limit_s: float) -> tuple[str, str]:
