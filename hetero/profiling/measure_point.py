@@ -11,7 +11,7 @@ from hetero.profiling.laps import time_parts
 from hetero.profiling.points import ProfilePoint
 from hetero.profiling.profile_file import Measured
 from hetero.profiling.repetitions import Repetitions
-from hetero.profiling.stage_part import StagePart, peak_bytes
+from hetero.profiling.stage_part import StagePart, allocated_bytes
 from hetero.spec.profile import (
     LAYER_KINDS,
     AttentionKernel,
@@ -172,7 +172,7 @@ def _weigh(part: StagePart, device: torch.device) -> PassBytes:
         part.forward()
         part.backward()
 
-    return PassBytes(saved=saved, peak=peak_bytes(both, device), output=output)
+    return PassBytes(saved=saved, peak=allocated_bytes(both, device).peak, output=output)
 
 
 def _layer_memory(point: ProfilePoint, part: StagePart, num_bytes: PassBytes) -> LayerMemory | None:

@@ -203,8 +203,20 @@ def _fill(model: StageModel) -> None:
                 tensor.normal_(std=_WEIGHTS_STD)
 
 
-def peak_bytes(work: Callable[[], None], device: torch.device) -> int:
-    """The most memory that ``work`` has allocated at a time beyond what was there before it.
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class AllocatedBytes:
+    """What some work has allocated beyond what was there before it.
+
+    peak: the most at a time.
+    kept: what is still there at its end.
+    """
+
+    peak: int
+    kept: int
+
+
+def allocated_bytes(work: Callable[[], None], device: torch.device) -> AllocatedBytes:
+    """Run ``work`` and return what it has allocated.
 
     By the allocator's own count on a GPU; elsewhere of the tensors that operators return, without what they allocate
     for themselves.
@@ -212,14 +224,14 @@ def peak_bytes(work: Callable[[], None], device: torch.device) -> int:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
-        before: int = torch.cuda.memory_allocated(device)
+        before = torch.cuda.memory_allocated(device)
         work()
-        most: int = torch.cuda.max_memory_allocated(device)
-        return most - before
+        after = torch.cuda.memory_allocated(device)
+        return AllocatedBytes(peak=torch.cuda.max_memory_allocated(device) - before, kept=after - before)
     allocations = _Allocations()
     with allocations:
         work()
-    return allocations.most
+    return AllocatedBytes(peak=allocations.most, kept=allocations.level)
 
 
 class _Allocations(TorchDispatchMode):
@@ -228,7 +240,7 @@ class _Allocations(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # of torch, which has no types there
         self.most = 0
-        self._level = 0
+        self.level = 0
         self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(
@@ -248,11 +260,11 @@ class _Allocations(TorchDispatchMode):
 
         def gone(_: object) -> None:
             self._known.pop(key, None)
-            self._level -= num_bytes
+            self.level -= num_bytes
 
         self._known[key] = weakref.ref(storage, gone)
-        self._level += num_bytes
-        self.most = max(self.most, self._level)
+        self.level += num_bytes
+        self.most = max(self.most, self.level)
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:

@@ -9,6 +9,10 @@ else the machine does weighs on both alike. The figure to read is the ratio of n
 runtime is faster. "best" is the ratio of the two fastest turns, "cpu" that of all processor time, which other
 programs disturb least but in which waiting for another rank costs nothing. Plans of more ranks than cores say less.
 
+"memory" is the most that a rank holds in a step: what building a side and its first step have left allocated, and the
+most that a later step adds. torch's allocator counts it on a GPU. On a CPU the tensors that operators return are
+counted, so what operators allocate inside themselves is missing there.
+
 Stock gets torch's fused Adam, as it would get Apex's or TransformerEngine's on a GPU, and overlaps its gradient
 reduction wherever there is more than one replica. Both have the same layers, on GPUs TransformerEngine's where it is
 installed and the device can, else local ones with torch's attention; ranks that outnumber the GPUs share them, and are
@@ -19,8 +23,10 @@ which keeps the scores: what torch's attention saves, and nothing else.
 """
 
 import argparse
+import gc
 import importlib.util
 import itertools
+import math
 import os
 import statistics
 import time
@@ -38,12 +44,14 @@ from rich.table import Table
 from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import UniformLayout, uniform_plan
+from hetero.profiling.stage_part import allocated_bytes
 from hetero.runtime import layer_spec
 from hetero.runtime.microbatch import Microbatch
 from hetero.runtime.optimizer import AdamOptions
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.session import TrainingSession
 from hetero.runtime.trainer import Trainer, reads_data
+from hetero.units import MIB
 from tests.helpers.gpu_ranks import device_type_here, run_on, this_device
 from tests.helpers.models import llama_model
 from tests.helpers.stock_megatron import AttentionWithScores, StockOptions, StockTrainer, stand_ins
@@ -92,8 +100,8 @@ class Bench:
 
 @dataclass(frozen=True)
 class Turns:
-    """Seconds per step of each turn, seconds of processor time of this rank over all turns, and the last losses,
-    which tell that both did the same work."""
+    """Seconds per step of each turn, seconds of processor time of this rank over all turns, the last losses, which
+    tell that both did the same work, and the most bytes that each side held at a time."""
 
     ours_s: list[float]
     other_s: list[float]
@@ -101,6 +109,8 @@ class Turns:
     other_processor_s: float
     our_loss: float
     other_loss: float
+    our_peak_bytes: int
+    other_peak_bytes: int
 
     @property
     def ratios(self) -> list[float]:
@@ -116,7 +126,17 @@ def main() -> None:
         ),
         caption="* more ranks than cores or GPUs",
     )
-    for column in ("plan", "ours ms", f"{arguments.beside} ms", "ratio", "min..max", "best", "cpu", "losses"):
+    for column in (
+        "plan",
+        "ours ms",
+        f"{arguments.beside} ms",
+        "ratio",
+        "min..max",
+        "best",
+        "cpu",
+        "losses",
+        "memory MiB",
+    ):
         table.add_column(column, justify="left" if column == "plan" else "right")
     for name in arguments.plans:
         world_size, degrees = PLANS[name]
@@ -136,7 +156,7 @@ def main() -> None:
         try:
             ranks = run_on(arguments.device, measure, world_size, bench, timeout_s=1800)
         except pytest.skip.Exception as skipped:
-            table.add_row(name, *["-"] * 6, str(skipped))
+            table.add_row(name, *["-"] * 7, str(skipped))
             continue
         turns = ranks[-1]
         ratios = turns.ratios
@@ -151,8 +171,9 @@ def main() -> None:
             f"{min(turns.ours_s) / min(turns.other_s):.3f}",
             f"{sum(r.our_processor_s for r in ranks) / sum(r.other_processor_s for r in ranks):.3f}",
             f"{turns.our_loss:.5f} {turns.other_loss:.5f}",
+            f"{max(r.our_peak_bytes for r in ranks) / MIB:.1f} {max(r.other_peak_bytes for r in ranks) / MIB:.1f}",
         )
-    Console(width=120).print(table)
+    Console(width=140).print(table)
 
 
 def _arguments() -> argparse.Namespace:
@@ -220,7 +241,7 @@ def _has_transformer_engine(arguments: argparse.Namespace) -> bool:
 
 
 def measure(rank: int, bench: Bench) -> Turns:
-    """On every rank: both sides, turn by turn, after one step of each to warm up."""
+    """On every rank: both sides, turn by turn, after two steps of each to warm up."""
     with stand_ins():
         return _measured(rank, bench)
 
@@ -228,11 +249,14 @@ def measure(rank: int, bench: Bench) -> Turns:
 def _measured(rank: int, bench: Bench) -> Turns:
     num_steps = bench.num_steps
     batches = _batches(bench.plan, rank)
-    other = _with_scores(bench, batches) if bench.scores else _stock(bench, rank, batches)
-    ours = _ours(bench, batches)
+    _allocate_workspace(bench)
+    other, other_peak_bytes = _with_peak(
+        lambda: _with_scores(bench, batches) if bench.scores else _stock(bench, rank, batches), bench
+    )
+    ours, our_peak_bytes = _with_peak(lambda: _ours(bench, batches), bench)
     seconds: dict[Callable[[], float], list[float]] = {ours: [], other: []}
     processor_s = dict.fromkeys(seconds, 0.0)
-    losses = {step: step() for step in seconds}
+    losses = dict.fromkeys(seconds, math.nan)
     for turn in range(bench.num_turns):
         # Who goes first changes, so that a steady drift favours nobody.
         for step in list(seconds)[:: 1 if turn % 2 else -1]:
@@ -243,7 +267,39 @@ def _measured(rank: int, bench: Bench) -> Turns:
             processor_s[step] += time.process_time() - processor_start
             _meet(bench.device)
             seconds[step].append((time.perf_counter() - start) / num_steps)
-    return Turns(seconds[ours], seconds[other], processor_s[ours], processor_s[other], losses[ours], losses[other])
+    return Turns(
+        ours_s=seconds[ours],
+        other_s=seconds[other],
+        our_processor_s=processor_s[ours],
+        other_processor_s=processor_s[other],
+        our_loss=losses[ours],
+        other_loss=losses[other],
+        our_peak_bytes=our_peak_bytes,
+        other_peak_bytes=other_peak_bytes,
+    )
+
+
+def _allocate_workspace(bench: Bench) -> None:
+    """Multiply once, so that cuBLAS's workspace, which both sides use, does not count for the one that is first."""
+    square = torch.ones(64, 64, device=this_device(bench.device))
+    torch.mm(square, square)
+
+
+def _with_peak(make: Callable[[], Callable[[], float]], bench: Bench) -> tuple[Callable[[], float], int]:
+    """Make a side and take two steps; return the function that takes one, and the most bytes that it holds."""
+    made: list[Callable[[], float]] = []
+
+    def build() -> None:
+        made.append(make())
+        made[0]()
+        gc.collect()
+
+    def step() -> None:
+        made[0]()
+
+    device = this_device(bench.device)
+    kept = allocated_bytes(build, device).kept
+    return made[0], kept + allocated_bytes(step, device).peak
 
 
 def _meet(device: str) -> None:

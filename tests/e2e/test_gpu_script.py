@@ -1,5 +1,6 @@
 """``scripts/test_gpu.sh`` as a user types it, on a machine without a GPU: what it refuses, and a rehearsal."""
 
+import itertools
 import json
 import os
 import shutil
@@ -20,13 +21,13 @@ CARRIED = ("hetero", "megatron", "scripts", "tests", "tools")
 
 
 def run_script(
-    *arguments: str, folder: Path = ROOT, timeout_s: float = 60, **variables: str
+    *arguments: str, checkout: Path = ROOT, typed_in: Path | None = None, timeout_s: float = 60, **variables: str
 ) -> "subprocess.CompletedProcess[str]":
     bash = shutil.which("bash")
     assert bash is not None
     return subprocess.run(
-        [bash, "scripts/test_gpu.sh", *arguments],
-        cwd=folder,
+        [bash, checkout / "scripts/test_gpu.sh", *arguments],
+        cwd=typed_in or checkout,
         env={**os.environ, "PYTHON": sys.executable, **variables},
         capture_output=True,
         text=True,
@@ -92,26 +93,38 @@ def test_a_mistake_is_said_before_anything_is_made(arguments: tuple[str, ...], s
     assert not (tmp_path / "venv").exists()
 
 
-def make_wheel(folder: Path) -> None:
-    """Write a wheel with one module, ``came_from_the_folder``."""
+def make_wheel(folder: Path, tag: str = "py3-none-any") -> None:
+    """Write a wheel with one module, ``came_from_the_folder``, for the Python that ``tag`` names."""
     name = "came_from_the_folder"
     info = f"{name}-1.0.dist-info"
     files = {
         f"{name}.py": "",
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
     }
     record = "".join(f"{file},,\n" for file in (*files, f"{info}/RECORD"))
     folder.mkdir()
-    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+    with zipfile.ZipFile(folder / f"{name}-1.0-{tag}.whl", "w") as wheel:
         for file, text in {**files, f"{info}/RECORD": record}.items():
             wheel.writestr(file, text)
+
+
+@pytest.mark.slow
+@pytest.mark.rotates(every=3, turn=0)
+def test_wheels_for_another_python_are_refused(tmp_path: Path) -> None:
+    played = play_torch(tmp_path / "played", version="2.13.0+cu130", cuda="13.0", sees=True)
+    make_wheel(tmp_path / "wheels", tag="cp310-cp310-any")
+    done = run_script("--offline", str(tmp_path / "wheels"), VENV=str(tmp_path / "venv"), PYTHONPATH=played)
+    assert done.returncode == 2, done.stdout
+    wanted = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert "cp310-cp310-any.whl is not a supported wheel" in done.stderr
+    assert done.stderr.strip().endswith(f"fill an empty folder by --pack FOLDER --for-python {wanted}")
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A copy of the files that the script uses, as on a machine that got them and nothing else."""
-    copy = tmp_path / "checkout"
+    copy = tmp_path / "a checkout"
     copy.mkdir()
     for folder in CARRIED:
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -133,7 +146,7 @@ def test_a_machine_without_a_gpu_gets_to_the_first_call_of_cuda(checkout: Path, 
     out = tmp_path / "out"
     done = run_script(
         *("--offline", str(tmp_path / "wheels"), "--out", str(out)),
-        folder=checkout,
+        checkout=checkout,
         timeout_s=550,
         VENV=str(tmp_path / "venv"),
         PYTHONPATH=str(played),
@@ -147,25 +160,40 @@ def test_a_machine_without_a_gpu_gets_to_the_first_call_of_cuda(checkout: Path, 
     assert not out.exists()
 
 
-QUICK = ("doctor", "ramp-up", "tests-one-gpu")
-"""Stages of every run: a program, a training, and a group of tests."""
+PARTS: dict[str, tuple[str, ...]] = {
+    "two ranks": ("shared-device", "two-ranks", "tests-groups"),
+    "profile": ("profile", "wide-local", "wide-engine", "tests-overlap"),
+    "small trainings": ("ramp-up", "precision", "tests-one-gpu"),
+    "experts": ("experts", "tests-offload", "tests-ranks", "tests-half"),
+    "steps": ("bench-local", "bench-engine", "steps", "tests-tools"),
+    "what has run": ("tests-failures", "tests-ranks-seen", "tests-half-seen", "tests-hot-loop"),
+}
+"""Stages that a run of the suite rehearses, in turns. A stage takes 5 s of a core, one of several ranks up to 30."""
+
+
+def test_every_stage_is_rehearsed() -> None:
+    stages = [stage.name for stage in list_stages(Target(device="cpu"), "out")]
+    assert sorted(("doctor", *itertools.chain(*PARTS.values()))) == sorted(stages)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
-@pytest.mark.parametrize(
-    "names", [pytest.param(QUICK, id="quick"), pytest.param((), id="all", marks=pytest.mark.rotates(every=3, turn=1))]
-)
-def test_a_rehearsal(names: tuple[str, ...], checkout: Path, tmp_path: Path) -> None:
-    """From a folder of wheels to a report, on a CPU. Limits are long: a busy machine is no failure."""
-    make_wheel(tmp_path / "wheels")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", [pytest.param(part, marks=pytest.mark.rotates("parts")) for part in PARTS])
+def test_a_rehearsal(part: str, checkout: Path, tmp_path: Path) -> None:
+    """From a folder of wheels to a report, on a CPU. Limits are long: a busy machine is no failure.
+
+    The command is typed outside the checkout.
+    """
+    names = ("doctor", *PARTS[part])
+    make_wheel(tmp_path / "my wheels")
     out, venv = tmp_path / "out", tmp_path / "venv"
-    options = ("--out", str(out), "--together", "2", "--limit-scale", "10", *(("--stages", *names) if names else ()))
+    options = ("--out", "out", "--together", "2", "--limit-scale", "10", "--stages", *names)
     done = run_script(
-        *("--offline", str(tmp_path / "wheels"), *options),
-        folder=checkout,
-        timeout_s=1450,
-        VENV=str(venv),
+        *("--offline", "my wheels", *options),
+        checkout=checkout,
+        typed_in=tmp_path,
+        timeout_s=850,
+        VENV="venv",
         DEVICE="cpu",
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -178,15 +206,18 @@ def test_a_rehearsal(names: tuple[str, ...], checkout: Path, tmp_path: Path) -> 
     )
     assert where.stdout.strip() == str(checkout / "hetero")
     results = {each["name"]: each for each in json.loads((out / "results.json").read_text())}
-    wanted = names or tuple(stage.name for stage in list_stages(Target(device="cpu"), str(out)))
-    assert set(results) == set(wanted)
+    assert set(results) == set(names)
     not_run = {name for name, each in results.items() if each["outcome"] == "not run"}
-    assert not_run == {name for name in wanted if name.endswith("-engine")}
+    assert not_run == {name for name in names if name.endswith("-engine")}
     assert {each["outcome"] for name, each in results.items() if name not in not_run} == {"passed"}
     report = (out / "report.md").read_text()
     assert report in done.stdout
-    assert "| ramp-up | 1 | 4 | " in report
-    assert "skipped" in report, "tests that need CUDA"
-    if not names:
-        assert "predicted by profile: " in report
-        assert "pp2: losses within " in report
+    said = {
+        "ramp-up": "| ramp-up | 1 | 4 | ",
+        "two-ranks": "pp2: losses within ",
+        "wide-local": "predicted by profile: ",
+        "tests-one-gpu": " skipped",  # tests that need CUDA
+        "bench-local": "memory MiB",
+    }
+    for name in said.keys() & set(names):
+        assert said[name] in report

@@ -52,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"scripts: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"scripts: the results cannot be written, so the run has ended: {error}", file=sys.stderr)
+        where = f"{arguments.out}, so the run has ended: free space, or name another folder by --out"
+        print(f"scripts: {error}: results cannot be written into {where}", file=sys.stderr)
         return 1
     except (KeyboardInterrupt, SystemExit) as ended:
         code = 128 + signal.SIGINT if isinstance(ended, KeyboardInterrupt) else ended.code

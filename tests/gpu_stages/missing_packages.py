@@ -9,7 +9,10 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 
-from packaging.requirements import Requirement
+try:
+    from packaging.requirements import Requirement
+except ModuleNotFoundError:
+    sys.exit("missing: packaging, which reads the names of all others")
 
 PROJECT = "megatron-hetero[test-gpu]"
 
@@ -18,7 +21,7 @@ PROVIDED = ("torch",)
 
 
 def missing_packages(wanted: str) -> Iterator[str]:
-    """Yield, as pip writes them, the requirements of ``wanted`` that this environment does not meet."""
+    """Yield the requirements of ``wanted`` that this environment does not meet: names, with versions."""
     waiting, seen = [Requirement(wanted)], set[str]()
     while waiting:
         requirement = waiting.pop()
@@ -28,10 +31,10 @@ def missing_packages(wanted: str) -> Iterator[str]:
         try:
             found = distribution(requirement.name)
         except PackageNotFoundError:
-            yield str(requirement)
+            yield f"{requirement.name}{requirement.specifier}"
             continue
         if not requirement.specifier.contains(found.version, prereleases=True):
-            yield f"{requirement} (there is {found.version})"
+            yield f"{requirement.name}{requirement.specifier}, and version {found.version} is there"
         if requirement.name in PROVIDED:
             continue
         extras = requirement.extras or {""}

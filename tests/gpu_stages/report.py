@@ -48,7 +48,7 @@ def report(folder: Path, results: Sequence[StageResult]) -> Iterator[str]:
             result.outcome,
             f"{result.seconds:.1f}",
             f"{result.limit_s:g}",
-            result.detail,
+            "; ".join(filter(None, (result.detail, f"commit {result.commit}" if len(commits) > 1 else ""))),
         )
         yield f"| {' | '.join(map(_cell, cells))} |"
     yield ""

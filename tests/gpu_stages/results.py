@@ -40,8 +40,14 @@ def load_results(folder: Path) -> list[StageResult]:
 
 
 def save_result(folder: Path, result: StageResult) -> None:
-    """Add ``result`` to those in ``folder``, in place of an earlier one of the same stage."""
-    others = [each for each in load_results(folder) if each.name != result.name]
+    """Add ``result`` to those in ``folder``, in place of an earlier one of the same stage.
+
+    A stage that was not run leaves what an earlier run has shown.
+    """
+    earlier = load_results(folder)
+    if result.outcome == "not run" and any(each.name == result.name and each.outcome != "not run" for each in earlier):
+        return
+    others = [each for each in earlier if each.name != result.name]
     saved = [dataclasses.asdict(each) for each in (*others, result)]
     # Whole at any time: a machine may be taken away in the middle of it.
     written = folder / f"{FILE}.new"

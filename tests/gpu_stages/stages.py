@@ -103,7 +103,7 @@ TEST_GROUPS = (
         shows="half precision is near fp32",
         files=("test_single_rank.py",),
         limit_s=300,
-        first="local and (fp16 or moe)",
+        first="moe",
     ),
     TestGroup(
         name="hot-loop",

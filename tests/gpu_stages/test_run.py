@@ -97,6 +97,13 @@ def test_another_run_replaces_only_what_it_ran(tmp_path: Path) -> None:
     assert {name: each.outcome for name, each in results.items()} == {"one": "failed", "two": "passed"}
 
 
+def test_a_run_without_time_leaves_what_an_earlier_one_has_shown(tmp_path: Path) -> None:
+    run(tmp_path, stage("one", ""))
+    run(tmp_path, stage("one", ""), stage("two", ""), total_s=0.0)
+    results = {result.name: result.outcome for result in load_results(tmp_path)}
+    assert results == {"one": "passed", "two": "not run"}
+
+
 def test_stages_that_measure_nothing_run_at_the_same_time(tmp_path: Path) -> None:
     """Each waits for the other's file; the one that is alone sees both done."""
     meet = """
