@@ -93,7 +93,7 @@ build_engine() {
 
 if [ -n "$pack" ]; then
     # Not "pack_wheels || fail": bash would then go on after an error inside.
-    trap 'echo "scripts: $pack is not complete, for the reason above: --pack again goes on where it ended" >&2' ERR
+    trap 'echo "scripts: $pack is not complete, for the reason above; it needs a network, and goes on where it ended" >&2' ERR
     set -E
     pack_wheels "$pack"
     exit
