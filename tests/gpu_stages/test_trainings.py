@@ -111,7 +111,7 @@ def test_the_wide_step_is_predicted_by_data_sheet() -> None:
     assert called is not None
     assert plan.replicas[0].stages[0].device == called.name
     assert 0.5 < predicted_s(plan, []) < 1.5
-    assert wide_plan(Target(device="cuda", name="a device that nobody knows")) is None
+    assert wide_plan(Target(device="cuda", name="an unknown device")) is None
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
