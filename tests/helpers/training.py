@@ -161,7 +161,8 @@ def spoil_gradient(trainer: Trainer, name: str, value: float) -> RemovableHandle
     def put_value(module: torch.nn.Module, args: object) -> None:
         main_grad(tensor).view(-1)[-1] = value
 
-    return module.register_forward_pre_hook(put_value)
+    hook: RemovableHandle = module.register_forward_pre_hook(put_value)
+    return hook
 
 
 def train(
