@@ -210,10 +210,10 @@ class CompiledForAnyRows:
     Left to itself, torch's compiler makes graphs of their own for 0 rows, for 1 row, for the first other number and for
     all others, each at its first call. It makes one for a dimension whose size it may not ask for.
 
-    Arguments are detached: of a view the compiler also asks for the size of its base, and a tensor that autograd follows
-    gets another graph than one that it does not. A second graph is made where the first view does not begin at the start
-    of its memory and a later one does (findings/torch_compile_asks_where_a_view_begins.sh). Every warm-up has both, as
-    the first expert's view always begins there.
+    Arguments are detached: of a view the compiler also asks for the size of its base, and a tensor that autograd
+    follows gets another graph than one that it does not. A second graph is made where the first view does not begin at
+    the start of its memory and a later one does (findings/torch_compile_asks_where_a_view_begins.sh). Every warm-up has
+    both, as the first expert's view always begins there.
 
     Args:
         function: called without autograd, on tensors with one number of rows.
