@@ -14,7 +14,7 @@ from hetero.serialization import read_text
 
 
 def torch_facts() -> TorchFacts:
-    """What this process's torch tells; it starts CUDA where there is some, and loads cuDNN as a training does."""
+    """Ask this process's torch; starts CUDA where there is some, and loads cuDNN as a training does."""
     has_cuda = torch.version.cuda is not None
     load_cudnn()
     return TorchFacts(

@@ -2,7 +2,7 @@
 
 A stream runs what is given to it in order. Work that waits for an event holds up all that is given to the stream later,
 so a role is shared only where that cannot close a circle: no rank may wait for a message whose sender waits, over any
-number of steps, for work that stands behind the receive. What a role may wait for decides it:
+number of steps, for work that is queued after the receive. What a role may wait for decides it:
 
 * ``READY_IN`` waits for nothing: what it copies lies ready on the host.
 * ``GATHERS`` waits for the update of the step before, for ``READY_IN``, and for gathers. All ranks start their gathers

@@ -95,7 +95,7 @@ class BuiltParts:
             self._free()
 
     def _free(self) -> None:
-        """Let go of what parts leave behind, cycles of modules among it."""
+        """Free the memory of dropped parts, whose modules refer to one another in cycles."""
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()

@@ -233,7 +233,7 @@ class _DeviceRun:
         return 2 * self._measured[task].repetition_s + (0.0 if has_part else self._expected.preparation_s)
 
     def _visit(self, task: PointOfProfile, share: Share, known: PassBytes | None = None) -> MeasuredPoint | None:
-        """Measure ``task``, alone on the device if there is no room beside other parts, and write what was found."""
+        """Measure ``task``, alone on the device if other parts leave no room, and write what was found."""
         number, point = task
         start_s, has_room = self._clock(), True
         try:

@@ -66,7 +66,7 @@ class StagePart:
     Args:
         context: of rank 0, which holds the stage with ``kind`` alone.
         kind: of the stages at the ends, their layer is dropped, and the embedding, or norm, head and loss, are left.
-        options: with no ``init_method_std``, as nobody asks for weights that every plan has alike.
+        options: with no ``init_method_std``: a profile needs no weights that are the same under every plan.
     """
 
     def __init__(self, context: ParallelContext, kind: ModuleKind, *, options: StageOptions) -> None:

@@ -53,7 +53,7 @@ def pinned_like(tensors: Sequence[torch.Tensor], device: torch.device) -> list[t
 
 
 class _Region(mmap.mmap):
-    """Anonymous memory that is registered with CUDA until nobody has it any more."""
+    """Anonymous memory that is registered with CUDA until its last tensor is gone."""
 
     _address = 0
     _device: torch.device

@@ -20,7 +20,7 @@ def write_package(folder: Path, name: str, version: str, *needs: str) -> None:
 
 
 def test_what_is_missing_is_found_with_what_it_is_needed_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in a circle of packages, and not for an extra or a system that nobody asks for."""
+    """Also in a circle of packages, and not for an extra that was not asked for or another system."""
     write_package(
         tmp_path, "played_a", "1.0", "played_b>=2", "played_c; extra == 'more'", "played_d; sys_platform == 'x'"
     )

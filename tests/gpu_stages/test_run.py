@@ -134,9 +134,11 @@ sleep += "print(os.getpid(), other.pid, flush=True); time.sleep(600)"
 stages = [dataclasses.replace(stage(name, sleep), is_alone={is_alone}) for name in ("one", "two", "three")]
 run(pathlib.Path({str(tmp_path / "out")!r}), *stages, together=2)
 """
-    # A shell that started the tests in the background may have left SIGINT ignored.
+    # Whoever started the tests in the background, or by nohup, may have left SIGINT or SIGHUP ignored.
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    heard += "; signal.signal(signal.SIGHUP, signal.SIG_DFL)"
     process = subprocess.Popen(
-        [sys.executable, "-c", f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler){program}"],
+        [sys.executable, "-c", heard + program],
         cwd=ROOT,
         stderr=subprocess.DEVNULL,
     )

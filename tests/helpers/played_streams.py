@@ -112,8 +112,8 @@ class PlayedCuda:
     registered: bytes by address, of pinned memory that is there.
     most_registered: of bytes that were there at a time.
     registrations: bytes of each registration.
-    forbidden: why nobody may pin memory now; empty where it is allowed.
-    is_busy: computes are said to be under way, until somebody waits for them.
+    forbidden: why memory may not be pinned now; empty where it may.
+    is_busy: computes are said to be under way, until they are waited for.
     """
 
     streams: list[PlayedStream] = field(default_factory=list)

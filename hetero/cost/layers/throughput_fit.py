@@ -91,7 +91,7 @@ class Throughput:
     most_host_s: float = math.inf
 
     def seconds(self, layer: LayerConfig, *, linear_speedup: float = 1.0) -> float:
-        """Estimated seconds of ``layer`` in a running step, with products of weights that are so many times as fast."""
+        """Estimate the seconds of ``layer`` in a running step, with products of weights faster by a factor."""
         device_s = self.device_s(layer) - (1 - 1 / linear_speedup) * self.linear_s(layer)
         if layer.kind != "block" and self.host_s is not None:
             return device_s
