@@ -31,10 +31,11 @@ from hetero.checkpoint.folder import SUMS, UPLOADING, index_files, step_name, ve
 from hetero.checkpoint.manifest import Manifest, merge
 from hetero.checkpoint.state import CheckpointState
 from hetero.elastic.records import Copy, HeldStep, RestorePoint
-from hetero.elastic.store_connection import fix_of, is_refusal, open_store, without_secrets
+from hetero.elastic.store_connection import fix_of, is_refusal, open_store
 from hetero.elastic.stored_step import StoredStep, first_line, unit_stem
 from hetero.errors import CheckpointError, ConfigError, ObjectStoreError, ObjectStoreRefusedError
 from hetero.serialization import STRICT, from_json, to_json
+from hetero.shown_secrets import without_secrets
 from hetero.units import MIB
 
 R = TypeVar("R")

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ipaddress
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from hetero.elastic.fork_server import ForkServer
 from hetero.elastic.records import ASSIGNMENT_VARIABLE, STOP_FOR_GOOD, Epoch, RankAssignment
 from hetero.errors import ConfigError
+from hetero.listening import is_loopback
 from hetero.serialization import read_bytes, to_json
 
 _SHOW_EVERY_S = 0.1
@@ -216,17 +216,8 @@ def _variables(epoch: Epoch, node: str, rank: int, local_rank: int) -> dict[str,
         "MASTER_PORT": str(epoch.rendezvous_port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         # Debian resolves a host's own name to 127.0.1.1, which gloo takes for an address of its own.
-        **({"GLOO_SOCKET_IFNAME": "lo"} if _is_loopback(epoch.rendezvous_host) else {}),
+        **({"GLOO_SOCKET_IFNAME": "lo"} if is_loopback(epoch.rendezvous_host) else {}),
     }
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -16,6 +16,7 @@ from obstore.store import LocalStore, from_url
 
 from hetero.elastic.stored_step import first_line
 from hetero.errors import ConfigError
+from hetero.shown_secrets import without_secrets
 
 RETRIES: Any = {
     "max_retries": 4,
@@ -71,17 +72,11 @@ _FIXES = (
 )
 
 _ELSE = "check URL, bucket, endpoint, region and network"
-_SECRET = re.compile(r"(?<=//)[^/@]*@")
 
 _THREADS_END_S = 0.1
 """An interpreter that ends waits so long for obstore's threads: one that still lets go of an object would abort it."""
 
 atexit.register(time.sleep, _THREADS_END_S)
-
-
-def without_secrets(url: str) -> str:
-    """The URL as it may be shown."""
-    return _SECRET.sub("", url.rstrip("/"))
 
 
 def open_store(url: str) -> Any:

@@ -9,7 +9,6 @@ import gc
 import os
 import runpy
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -42,6 +41,7 @@ import torch.distributed as dist  # noqa: E402
 
 import hetero.runtime.trainer  # noqa: E402, F401
 from hetero.elastic.records import RankAssignment  # noqa: E402
+from hetero.listening import listening_socket  # noqa: E402
 from hetero.plan.ir import Plan  # noqa: E402
 from hetero.serialization import adapter_of  # noqa: E402
 
@@ -78,10 +78,7 @@ def run_rank(program: str, flags: Sequence[str], variables: Mapping[str, str], o
 def serve_store(host: str, port_to: Connection, parent: int) -> None:
     """Serve the store that the ranks of an epoch meet over, on ``host`` alone, until this process is killed."""
     end_with_parent(parent)
-    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.bind((host, 0))
-    listener.listen(1024)
+    listener = listening_socket(host)
     port = int(listener.getsockname()[1])
     store = dist.TCPStore(
         host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hetero.errors import ConfigError
 from hetero.launch.machine_names import check_names_differ
+from hetero.listening import is_loopback
 from hetero.serialization import near_match
 from hetero.spec.cluster import ClusterSpec, NodeType
 from hetero.text import numbered
@@ -73,8 +74,8 @@ def check_others_reach(address: str, hosts: Sequence[NodeHost]) -> None:
     Raises:
         ConfigError: it is, and there are hosts that are not this machine by their names.
     """
-    others = [host for host in hosts if not _is_loopback(host.address)]
-    if _is_loopback(address) and others:
+    others = [host for host in hosts if not is_loopback(host.address)]
+    if is_loopback(address) and others:
         raise ConfigError(
             f"hosts: all meet at node 0, which is {address}; to {others[0].name} that is another machine: name it as "
             "the others know it, or give its address with --master-addr"
@@ -155,10 +156,6 @@ def _names(word: str, hosts: str, given_by: str) -> list[str]:
                 f"{port[1]}' or ~/.ssh/config, and numbers of slots into a file for --hostfile"
             )
     return names
-
-
-def _is_loopback(address: str) -> bool:
-    return address in ("localhost", "::1") or address.startswith("127.")
 
 
 def _address(name: str) -> str:
