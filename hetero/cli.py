@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from hetero.command_line import Parser, UsageError, leaves
 from hetero.errors import HeteroError, PlanMemoryError
+from hetero.printable import printable_lines
 from hetero.standard_output import add_output_options, directed_output, tell_error
 from hetero.version import VERSION
 
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_code
     except HeteroError as error:
         if isinstance(error, UsageError):
-            print(error, file=sys.stderr)
+            print(printable_lines(str(error)), file=sys.stderr)
         else:
             tell_error(error)
         return 3 if isinstance(error, PlanMemoryError) else 2

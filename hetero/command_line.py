@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Generic, NoReturn, TypeVar
 
 from hetero.errors import ConfigError
+from hetero.printable_fields import check_name
 from hetero.serialization import near_match
 from hetero.standard_output import STDOUT, output_file
 
@@ -174,6 +175,9 @@ class Parser(argparse.ArgumentParser):
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         convert = self._registry_get("type", action.type, action.type)
         what = self._called(action)
+        # What has no flag may be the words of another program's command line.
+        if action.type in (None, str) and action.option_strings:
+            check_name(arg_string, what=f"{self.prog}: {what}")
         if convert in (Path, output_file) and not arg_string.strip():
             self.error(f"{what} is empty, must be {_FILE}; is a variable of the shell not set?")
         if convert is Path and Path(arg_string) == STDOUT:

@@ -3,7 +3,17 @@
 Names come from cluster files, plans, hostfiles, etcd and other ranks, and reach terminals, logs and lines that are
 pasted into a shell. What Unicode calls not printable (control and format characters such as escape, a newline, a change
 of direction) is written as Python writes it in a literal: ``\\x1b``.
+
+Names that are not printable are refused where they are read (:mod:`hetero.printable_fields`); this is for the rest.
 """
+
+import contextlib
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, TextIO, cast
+
+_LINES_AND_TABS = re.compile(r"([\n\t]+)")
 
 
 def printable(text: str) -> str:
@@ -13,8 +23,48 @@ def printable(text: str) -> str:
 
 def printable_lines(text: str) -> str:
     """Return ``text`` with its lines and tabs as they are; all else that is not printable is written as escapes."""
-    return "".join(each if each in "\n\t" else _shown(each) for each in text)
+    if text.isprintable():
+        return text
+    parts = _LINES_AND_TABS.split(text)
+    parts[::2] = map(printable, parts[::2])
+    return "".join(parts)
 
 
 def _shown(character: str) -> str:
     return character if character.isprintable() else repr(character)[1:-1]
+
+
+class PrintableStream:
+    """A text stream that writes to another one, all through :func:`printable_lines`; else it is as that one.
+
+    Attributes:
+        rich_proxied_file: the other stream. By this name consoles of Rich find it: their styles are escape sequences,
+            and :mod:`hetero.console` cleans the texts between them.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.rich_proxied_file = stream
+
+    def write(self, text: str) -> int:
+        """Write ``text``, and return the number of its characters."""
+        self.rich_proxied_file.write(printable_lines(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write each of ``lines``."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the other stream."""
+        return getattr(self.rich_proxied_file, name)
+
+
+@contextlib.contextmanager
+def printable_output() -> Iterator[None]:
+    """Have all that this process prints in words be printable; also a decorator of a program's main function."""
+    with (
+        contextlib.redirect_stdout(cast(TextIO, PrintableStream(sys.stdout))),
+        contextlib.redirect_stderr(cast(TextIO, PrintableStream(sys.stderr))),
+    ):
+        yield

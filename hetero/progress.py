@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from hetero.console import console as make_console
+
 FIRST_LINE_S = 1.0
 """After which the first line is told where no terminal is. Work that is done by then says nothing."""
 
@@ -28,7 +30,7 @@ class WorkProgress:
     """
 
     def __init__(self, doing: str, *, total: float, text: str = "", console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True)
+        self._console = console or make_console(stderr=True)
         self._bar = Bar(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=10),
@@ -65,7 +67,7 @@ class WorkProgress:
     def _tell_lines(self) -> None:
         wait_s = FIRST_LINE_S
         while not self._ended.wait(wait_s):
-            self._console.out(self._line(), highlight=False)
+            self._console.print(self._line(), highlight=False, soft_wrap=True)
             wait_s = NEXT_LINE_S
 
     def _line(self) -> str:

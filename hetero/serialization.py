@@ -1,4 +1,4 @@
-"""Reads and writes frozen dataclasses as JSON and YAML, and checks every key and type on the way in.
+"""Reads and writes frozen dataclasses as JSON and YAML, and checks every key, type and name on the way in.
 
 Unknown keys are refused with the near match, repeated ones too. Humans write YAML, machines write JSON; both load
 through the same strict check of types, so ``"4"`` is not 4.
@@ -27,6 +27,8 @@ from hetero.errors import ConfigError
 from hetero.file_kinds import wrong_kind
 from hetero.format_versions import upgraded
 from hetero.output_files import write_bytes
+from hetero.printable import printable
+from hetero.printable_fields import check_fields
 from hetero.units import MIB
 
 T = TypeVar("T")
@@ -422,12 +424,13 @@ def _validated(cls: type[T], text: str, data: Any, source: str) -> T:
         if len(found) > _MAX_PROBLEMS:
             problems.append(f"and {len(found) - _MAX_PROBLEMS:,} more")
         raise ConfigError(f"{source}: " + "; ".join(problems)) from None
+    check_fields(value, kind=cls, json_text=text, source=source)
     return value
 
 
 def _describe(cls: type[Any], problem: Any) -> str:
     *parents, key = problem["loc"] or ("(top level)",)
-    where = ".".join(str(part) for part in problem["loc"]) or "the top level"
+    where = printable(".".join(str(part) for part in problem["loc"])) or "the top level"
     match problem["type"]:
         case "unexpected_keyword_argument" | "extra_forbidden":
             known = _field_names(_class_at(cls, parents))

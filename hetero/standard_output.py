@@ -1,7 +1,8 @@
 """Decides what stands on standard output: words for people, or with ``--json`` or ``-`` one document for programs.
 
 Each command prints its words as if nobody had asked for anything else, and hands its document to :func:`answer` or
-:func:`write_output`. Where a document is asked for, words go to stderr; with ``--quiet`` they go nowhere.
+:func:`write_output`. Where a document is asked for, words go to stderr; with ``--quiet`` they go nowhere. Words are
+printable, whatever is in the names that they repeat (:mod:`hetero.printable`); documents are exact.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from typing import Any, TextIO
 
 from hetero.errors import ConfigError, HeteroError
 from hetero.output_files import check_can_be_written, write_bytes
+from hetero.printable import printable_lines, printable_output
 from hetero.serialization import to_json
 
 STDOUT = Path("-")
@@ -91,6 +93,7 @@ def directed_output(parser: argparse.ArgumentParser, args: argparse.Namespace) -
             if args.quiet or documents:
                 stack.enter_context(_descriptor_for_documents(sys.stderr))
                 stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+            stack.enter_context(printable_output())
             yield
     finally:
         _DOCUMENTS.reset(before[0])
@@ -193,7 +196,7 @@ def check_output(path: Path, *, asked_by: str, suffixes: tuple[str, ...] = ()) -
 
 def tell_error(error: HeteroError) -> None:
     """Tell a mistake on stderr, also with ``--quiet``."""
-    print(f"hetero: {error}", file=_ERRORS.get() or sys.stderr)
+    print(printable_lines(f"hetero: {error}"), file=_ERRORS.get() or sys.stderr)
 
 
 def _print_document(text: str) -> None:

@@ -209,6 +209,52 @@ def test_own_reads_are_found(tmp_path: Path, code: str, num_reads: int) -> None:
     assert len(own_reads(path)) == num_reads
 
 
+MAKES_CONSOLES = "hetero/console.py"
+
+
+def made_consoles(path: Path) -> list[int]:
+    """The lines where a module makes a console of Rich by itself, or hands it a text whose markup counts."""
+    calls = [node for node in nodes(path) if isinstance(node, ast.Call)]
+    return [
+        call.lineno
+        for call in calls
+        if (isinstance(call.func, ast.Name) and call.func.id == "Console")
+        or (isinstance(call.func, ast.Attribute) and call.func.attr in ("Console", "from_markup"))
+        or (
+            isinstance(call.func, ast.Name)
+            and call.func.id == "TextColumn"
+            and "{" in ast.unparse(call.args[0])
+            and not any(word.arg == "markup" and ast.unparse(word.value) == "False" for word in call.keywords)
+        )
+    ]
+
+
+def test_consoles_are_made_in_one_place() -> None:
+    """Another one takes words in brackets for styles, and lets the escape sequences of names through."""
+    made = {name(path): made_consoles(path) for path in with_words(SOURCES, "Console", "from_markup", "TextColumn")}
+    assert {path: lines for path, lines in made.items() if lines and path != MAKES_CONSOLES} == {}, (
+        "take console of hetero.console"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "lines"),
+    [
+        ("from rich.console import Console\nConsole(stderr=True)", [2]),
+        ("import rich.console\nrich.console.Console()", [2]),
+        ("from rich.text import Text\nText.from_markup(name)", [2]),
+        ("TextColumn('{task.description}')", [1]),
+        ("TextColumn('{task.description}', markup=False)", []),
+        ("TextColumn('step')", []),
+        ("from rich.console import Console\ndef show(console: Console) -> None: ...", []),
+    ],
+)
+def test_own_consoles_are_found(tmp_path: Path, code: str, lines: list[int]) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(code)
+    assert made_consoles(path) == lines
+
+
 def imports_of(path: Path) -> dict[str, set[str]]:
     """By module, the names that ``path`` imports from it."""
     found: dict[str, set[str]] = {}

@@ -30,6 +30,7 @@ from hetero.checkpoint.interchange.formats import ModelType, WeightFormat
 from hetero.checkpoint.manifest import FloatType
 from hetero.command_line import Parser, UsageError
 from hetero.errors import ConfigError, HeteroError
+from hetero.printable import printable_output
 from hetero.spec.hugging_face.generation import TOKEN_IDS, GenerationConfig
 from hetero.spec.model import MAX_VOCABULARY_DIVISOR, VOCABULARY_DIVISOR
 from hetero.spec.parameters import parameters
@@ -39,6 +40,7 @@ from megatron.pretrain.tokenizer_files import TokenizerFiles, tokenizer_files
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
+@printable_output()
 def main(argv: Sequence[str]) -> int:
     """Exit code 0 if it succeeded, 2 for wrong input."""
     try:

@@ -26,6 +26,7 @@ set_cuda_environment(os.environ)
 
 from hetero.console import console
 from hetero.errors import ConfigError, HeteroError
+from hetero.printable import printable_output
 from hetero.report.tables.host_memory import host_memory_table
 from hetero.report.tables.plan import plan_picture
 from hetero.report.tables.prediction import prediction_table
@@ -34,6 +35,7 @@ from megatron.pretrain.error_file import exit_code
 from megatron.pretrain.given_files import file_problems
 
 
+@printable_output()
 def main(argv: Sequence[str]) -> int:
     """Exit code 0 with a plan, 2 for wrong input."""
     try:

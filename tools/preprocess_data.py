@@ -39,6 +39,7 @@ import numpy as np
 from hetero.command_line import Parser, UsageError, whole_number
 from hetero.distributed.helper_processes import leave_ctrl_c_to_parent
 from hetero.errors import ConfigError, HeteroError
+from hetero.printable import printable_output
 from hetero.progress import WorkProgress
 from hetero.units import MIB
 from megatron.pretrain.cli.preprocess_flags import take_out_megatron_flags
@@ -231,6 +232,7 @@ def preprocess(
     return [_summary(writer, counts, elapsed_s=elapsed_s) for writer in writers.values()]
 
 
+@printable_output()
 def main(argv: Sequence[str] | None = None) -> int:
     """0, or 2 when the input or a flag is wrong, 130 when interrupted; either way no output has been touched."""
     try:

@@ -40,6 +40,7 @@ from hetero.emulation.records import EmulatedRun
 from hetero.emulation.timeline import executed
 from hetero.errors import ConfigError, HeteroError
 from hetero.output_files import write_bytes
+from hetero.printable import printable_output
 from hetero.progress import WorkProgress
 from hetero.report.content import Execution, Report
 from hetero.report.tables.fitting_table import FittingTable
@@ -60,6 +61,7 @@ SAME = 1e-4
 """Largest difference of two losses, relative: plans sum in another order, in fp32."""
 
 
+@printable_output()
 def main(argv: Sequence[str]) -> int:
     """Exit code 0 if all plans learn the same, 1 if not, 2 for wrong input."""
     try:

@@ -34,15 +34,16 @@ exit_if_unusable("verify_plan.py")
 set_cuda_environment(os.environ)
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from hetero.command_line import COUNT, Parser
+from hetero.console import console
 from hetero.distributed.process_exit import bounded_exit
 from hetero.errors import ConfigError, HeteroError
 from hetero.plan.ir import Plan, Precision
 from hetero.plan.rank_description import describe_rank
 from hetero.plan.uniform import UniformLayout, uniform_plan
+from hetero.printable import printable_output
 from hetero.progress import WorkProgress
 from hetero.spec.parameters import Parameter, parameters, shard_intervals
 from megatron.pretrain.cli.arguments import parse_args
@@ -71,6 +72,7 @@ class Shards:
     weights: Weights
 
 
+@printable_output()
 def main(argv: Sequence[str]) -> int:
     """Exit code 0 if they agree, 1 if not, 2 for wrong input."""
     try:
@@ -254,9 +256,9 @@ def _report(
     worst_loss, largest_loss = _worst([r.loss for r in results], [r.loss for r in alone])
     worst_norm, largest_norm = _worst([r.grad_norm for r in results], [r.grad_norm for r in alone])
     agrees = error <= tolerance and worst_loss <= tolerance * largest_loss and worst_norm <= tolerance * largest_norm
-    console = Console(highlight=False, width=LOG_COLUMNS)
-    console.print(table)
-    console.print(
+    out = console(width=LOG_COLUMNS, highlight=False)
+    out.print(table)
+    out.print(
         f"largest difference after {len(results)} steps: loss {worst_loss:.1e}, grad norm {worst_norm:.1e}, "
         f"weights {error:.1e} of the largest "
         f"in {name} (limit {tolerance:.0e}): {'they agree' if agrees else 'THEY DO NOT AGREE'}",

@@ -1,12 +1,13 @@
 """Holds the scalars that a run has to know to continue, beside its tensors."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, JsonValue
 
 from hetero.plan.batch_sizes import VaryingBatch, by_flag
 from hetero.plan.ir import Plan, Precision
+from hetero.printable_fields import ANY_TEXT, AnyText
 from hetero.serialization import STRICT
 from hetero.spec.model import ModelSpec
 
@@ -34,7 +35,7 @@ class DataState:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    paths: tuple[str, ...] = ()
+    paths: tuple[AnyText, ...] = ()
     split: str = ""
     content: str = ""
     order: str = ""
@@ -85,7 +86,7 @@ class CheckpointState:
     rampup: VaryingBatch | None = None
     seed: int = 0
     loss_scaler: LossScalerState | None = None
-    generation_config: dict[str, JsonValue] | None = None
+    generation_config: Annotated[dict[str, JsonValue], ANY_TEXT] | None = None
     settings: RunSettings | None = None
 
     def samples_of_run(self) -> dict[str, object]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from hetero.cost.wanted_profile import WantedProfile
 from hetero.plan.ir import DEFAULT_DROPOUT, Plan
 from hetero.planner.problem import Problem
+from hetero.printable import printable
 from hetero.profiling.profile_file import model_name, profile_file_name
 
 PRECISION, GOAL = "fp32", "time"
@@ -53,12 +54,12 @@ def profile_run(wanted: WantedProfile, *, model: str) -> tuple[str, Path]:
     name = profile_file_name(
         model_name(Path(model)), device=wanted.device, precision=wanted.precision, layers=wanted.layers
     )
-    return f"{line}    # on one {wanted.device}", folder / name
+    return printable(f"{line}    # on one {wanted.device}"), folder / name
 
 
 def model_of(plan: Plan) -> str:
     """The model that a plan was made from, as its maker typed it; :data:`UNKNOWN_MODEL` where the plan does not say."""
-    command = plan.provenance.command if plan.provenance is not None else ""
+    command = plan.provenance.shown_command if plan.provenance is not None else ""
     found = re.search(r"\s--model[ =]('[^']+'|\S+)", command)
     return UNKNOWN_MODEL if found is None else found[1].strip("'")
 

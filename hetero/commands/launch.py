@@ -29,6 +29,7 @@ from hetero.launch.torchrun import TorchrunOptions, shell_text
 from hetero.output_files import make_folder
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan
+from hetero.printable import printable
 from hetero.report.tables.launch import launch_table
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
@@ -222,7 +223,8 @@ def _print_lines(args: argparse.Namespace, plan: Plan, flags: Sequence[str], hos
     if missing:
         print(f"\n# Not complete: a plan does not imply {', '.join(missing)}, among others; give them after --.")
     for host in hosts:
-        print(f"\n# {host.title}: {host.devices}")
+        # On one line: what comes after it is pasted into a shell.
+        print(f"\n{printable(f'# {host.title}: {host.devices}')}")
         print(shell_text(options.words(host, num_nodes=len(hosts))))
     answer(
         args,

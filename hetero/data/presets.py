@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from pydantic import ConfigDict
 
 from hetero.errors import ConfigError
+from hetero.printable_fields import AnyText
 from hetero.serialization import STRICT, load, near_match
 
 PresetKind = Literal["cluster", "model", "sweep"]
@@ -35,11 +36,11 @@ class PresetOrigin:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    about: str
+    about: AnyText
     published: Literal["nodes and links", "nodes", "device types and links", "device types", "nothing"]
-    source: str
+    source: AnyText
     date: str
-    prices: str = ""
+    prices: AnyText = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

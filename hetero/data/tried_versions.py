@@ -18,6 +18,7 @@ from pydantic import ConfigDict
 
 from hetero.errors import ConfigError
 from hetero.installed_versions import COMPONENTS, DISTRIBUTIONS, NAMES, Component, InstalledVersions
+from hetero.printable_fields import AnyText
 from hetero.serialization import STRICT, load
 
 PATH = Path(__file__).with_name("tried_versions.yaml")
@@ -55,8 +56,8 @@ class TriedRun:
     kind: RunKind
     device: str
     date: str
-    command: str
-    result: str
+    command: AnyText
+    result: AnyText
 
     def __post_init__(self) -> None:
         _check_date(self.date)
@@ -98,10 +99,10 @@ class BreakingVersions:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     versions: Mapping[Component, str]
-    because: str
-    fix: str
+    because: AnyText
+    fix: AnyText
     date: str
-    command: str
+    command: AnyText
 
     def __post_init__(self) -> None:
         if not self.versions:

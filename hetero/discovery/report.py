@@ -1,5 +1,6 @@
 """Prints what discovery found, what it assumed, and what it could not find out."""
 
+import shlex
 from pathlib import Path
 
 from rich.console import Console
@@ -36,7 +37,7 @@ def print_found(found: DescribedCluster, console: Console, *, out: Path | None) 
             f"{_counted(sum(map(len, found.nodes.values())), 'node')}, {_counted(found.cluster.num_devices, 'device')}"
         )
         console.print(Text(f"\n{out}: {counted}; docs/cluster.md explains every line. Next:"), soft_wrap=True)
-        plan = f"hetero plan --cluster {out} --model MODEL.yaml --global-batch-size N"
+        plan = f"hetero plan --cluster {shlex.quote(str(out))} --model MODEL.yaml --global-batch-size N"
         console.print(Text(f"  {plan}"), soft_wrap=True)
 
 

@@ -20,6 +20,7 @@ from typing import ClassVar
 from pydantic import ConfigDict
 
 from hetero.errors import ConfigError
+from hetero.printable_fields import AnyText
 from hetero.serialization import STRICT, read_text
 from hetero.units import MIB
 
@@ -42,7 +43,7 @@ class CudnnVersions:
 
     loaded: str
     built: str
-    folders: tuple[str, ...] = ()
+    folders: tuple[AnyText, ...] = ()
 
     def __str__(self) -> str:
         return self.loaded if self.loaded == self.built else f"{self.loaded}, torch was built with {self.built}"

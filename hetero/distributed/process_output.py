@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from hetero.printable import PrintableStream
+
 
 class _LossyOutput(io.RawIOBase):
     """Output that never raises: what no descriptor takes is dropped.
@@ -77,4 +79,4 @@ def ignore_output_errors(*, fallback: int | None = None) -> None:
             errors=stream.errors,
             line_buffering=stream.line_buffering,
         )
-        setattr(sys, name, lossy)
+        setattr(sys, name, PrintableStream(lossy) if isinstance(stream, PrintableStream) else lossy)

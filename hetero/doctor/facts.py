@@ -10,6 +10,7 @@ from hetero.distributed.cudnn_library import CudnnVersions
 from hetero.doctor.installed_files import OldCopy
 from hetero.doctor.requirements import UnmetRequirement
 from hetero.installed_versions import InstalledVersions, combination_of
+from hetero.printable_fields import AnyText
 from hetero.serialization import STRICT
 
 
@@ -105,13 +106,13 @@ class HostFacts:
     driver: str | None = None
     driver_cuda: str | None = None
     torch: TorchFacts | None = None
-    torch_error: str | None = None
+    torch_error: AnyText | None = None
     packages: Mapping[str, str] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
     unmet: tuple[UnmetRequirement, ...] = ()
     old_copies: tuple[OldCopy, ...] = ()
-    changed_files: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
+    changed_files: tuple[AnyText, ...] = ()
+    environment: Mapping[str, AnyText] = field(default_factory=dict)
     locked_memory_bytes: int | None = None
     open_files: int | None = None
     shared_memory_bytes: int | None = None

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import ConfigDict
 
 from hetero.doctor.facts import HostFacts
+from hetero.printable_fields import AnyText
 from hetero.serialization import STRICT
 
 Severity = Literal["ok", "warning", "problem"]
@@ -28,8 +29,8 @@ class Finding:
 
     severity: Severity
     subject: str
-    found: str
-    todo: str = ""
+    found: AnyText
+    todo: AnyText = ""
     hosts: tuple[str, ...] = ()
 
 

@@ -19,6 +19,7 @@ from typing import ClassVar
 from pydantic import ConfigDict
 
 from hetero.extras import pip_install
+from hetero.printable_fields import AnyText
 from hetero.serialization import STRICT
 
 OLD_HARNESS = Path("megatron/training")
@@ -38,8 +39,8 @@ class OldCopy:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    where: str
-    fix: str
+    where: AnyText
+    fix: AnyText
 
     @property
     def said(self) -> str:

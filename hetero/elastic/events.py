@@ -22,6 +22,7 @@ from typing import ClassVar, Literal
 from pydantic import ConfigDict
 
 from hetero.errors import ConfigError
+from hetero.printable_fields import AnyText
 from hetero.serialization import STRICT, from_json, read_text
 
 EventKind = Literal[
@@ -87,7 +88,7 @@ class ElasticEvent:
     step: int = 0
     committed: int = 0
     nodes: tuple[str, ...] = ()
-    detail: str = ""
+    detail: AnyText = ""
 
 
 class EventLog:

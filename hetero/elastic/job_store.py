@@ -42,6 +42,7 @@ from hetero.elastic.etcd import (
 from hetero.elastic.records import Epoch, JobSettings, NodeInfo, NodeReport, Notice, Outcome, RestorePoint
 from hetero.elastic.recovery import BadCopy
 from hetero.errors import CheckpointError, ConfigError
+from hetero.printable import printable
 from hetero.serialization import from_json, parse_json, to_json
 
 _ROOT = "/hetero"
@@ -311,7 +312,7 @@ class _Reading:
         return value
 
     def _source(self, key: str) -> str:
-        return f"etcd {self._prefix}{key[:_MAX_SHOWN]}"
+        return printable(f"etcd {self._prefix}{key[:_MAX_SHOWN]}")
 
     def _names_under(self, prefix: str) -> list[str]:
         return [key[len(prefix) :] for key in sorted(self._values) if key.startswith(prefix)]
@@ -320,7 +321,8 @@ class _Reading:
 def _written_by(text: str) -> str:
     """The version of the program that wrote a value, if the value carries one."""
     with contextlib.suppress(ConfigError, TypeError, LookupError):
-        return f"; version {str(parse_json(text, source='')['version'])[:_MAX_SHOWN]} of megatron-hetero wrote it"
+        version = printable(str(parse_json(text, source="")["version"])[:_MAX_SHOWN])
+        return f"; version {version} of megatron-hetero wrote it"
     return ""
 
 

@@ -17,6 +17,7 @@ from pydantic import ConfigDict
 from hetero.checkpoint.manifest import Shard, TensorInfo
 from hetero.checkpoint.state import CheckpointState
 from hetero.plan.ir import Plan
+from hetero.printable_fields import AnyText
 from hetero.serialization import STRICT
 from hetero.version import VERSION
 
@@ -241,7 +242,7 @@ class Epoch:
     sources: dict[str, tuple[str, ...]]
     rendezvous_host: str
     rendezvous_port: int
-    reason: str
+    reason: AnyText
     failures: int = 0
     others: tuple[NodeInfo, ...] = ()
     slower: dict[str, float] = field(default_factory=dict)
@@ -299,11 +300,11 @@ class RankAssignment:
     epoch: Epoch
     node: str
     token: str
-    folder: str
-    reports: str
+    folder: AnyText
+    reports: AnyText
     object_store: str | None = None
     uploads: UploadSchedule | None = None
-    tls_certificate: str | None = None
+    tls_certificate: AnyText | None = None
 
 
 RankPhase = Literal["joined", "built", "restored", "step", "stopped", "finished", "failed", "bad_copy"]
@@ -334,7 +335,7 @@ class RankReport:
     step_s: float = 0.0
     compute_s: float = 0.0
     copy_every: int = 0
-    detail: str = ""
+    detail: AnyText = ""
     is_wrong_input: bool = False
 
 
@@ -385,7 +386,7 @@ class Notice:
     __pydantic_config__: ClassVar[ConfigDict] = {**STRICT, "extra": "ignore"}
 
     node: str
-    reason: str
+    reason: AnyText
     seconds: float | None = None
     version: str = VERSION
 
@@ -400,8 +401,8 @@ class JobSettings:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    program: str
-    flags: tuple[str, ...]
+    program: AnyText
+    flags: tuple[AnyText, ...]
     versions: dict[str, str]
     object_store: str | None = None
     upload_every: str = ""
@@ -419,7 +420,7 @@ class RunFlags:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     num_steps: int = 0
-    save: str | None = None
+    save: AnyText | None = None
     resumes: bool = False
 
 
@@ -434,5 +435,5 @@ class Outcome:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     exit_code: int
-    reason: str
+    reason: AnyText
     resumes: bool = False

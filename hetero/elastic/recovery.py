@@ -47,7 +47,7 @@ class BadCopy:
             CheckpointError: it has another form.
         """
         parts = detail.split("/")
-        if len(parts) != 4 or not all(part.isdecimal() for part in parts[1:3]):
+        if len(parts) != 4 or not all(part.isdecimal() for part in parts[1:3]) or not detail.isprintable():
             raise CheckpointError(f"report of a bad copy: {detail!r} is not NODE/EPOCH/STEP/UNIT; update this rank")
         return cls(node=parts[0], epoch=int(parts[1]), step=int(parts[2]), unit=parts[3])
 

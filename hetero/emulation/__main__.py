@@ -26,11 +26,13 @@ from hetero.emulation.ranks.local_launch import EmulatedLaunch, run_emulated  # 
 from hetero.errors import HeteroError  # noqa: E402
 from hetero.plan.ir import Plan  # noqa: E402
 from hetero.plan.validate import validate  # noqa: E402
+from hetero.printable import printable_output  # noqa: E402
 from hetero.runtime.options import DataParallelOptions  # noqa: E402
 from hetero.serialization import load, save  # noqa: E402
 from hetero.spec.cluster import ClusterSpec  # noqa: E402
 
 
+@printable_output()
 def main(argv: Sequence[str]) -> int:
     """Exit code 0, or 2 after an error that stderr tells."""
     parser = argparse.ArgumentParser(prog="python -m hetero.emulation", description=__doc__)

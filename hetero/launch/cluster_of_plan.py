@@ -44,7 +44,7 @@ def changes_since(plan: Plan, cluster: ClusterSpec) -> str:
     ]
     return (
         f"the cluster has other {' and '.join(changed)} than when the plan was made; its prediction is of before, and "
-        f"this plans again: {plan.provenance.command}"
+        f"this plans again: {plan.provenance.shown_command}"
     )
 
 

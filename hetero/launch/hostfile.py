@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hetero.errors import ConfigError
 from hetero.launch.hosts import NodeHost, assigned_hosts
+from hetero.printable_fields import check_name
 from hetero.serialization import near_match, read_text
 from hetero.spec.cluster import ClusterSpec
 
@@ -59,8 +60,10 @@ def hosts_of_file(cluster: ClusterSpec, path: Path) -> tuple[NodeHost, ...]:
 
 
 def _lines(text: str, where: str) -> Iterator[HostfileLine]:
-    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
-        words = line.partition("#")[0].split()
+    for number, line in enumerate(text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n"), start=1):
+        line = line.partition("#")[0].replace("\t", " ")
+        check_name(line, what=f"{where}: line {number}")
+        words = line.split()
         if not words:
             continue
         if set(words[0]) & set(",="):

@@ -70,9 +70,10 @@ class _Watched:
             for line in self.process.stdout:
                 log.write(line)
                 log.flush()
-                text = line.decode("utf-8", errors="replace").rstrip()
-                self.last.append(text)
-                self._say(text)
+                # A progress bar goes back to the start of its line again and again.
+                for text in line.decode("utf-8", errors="replace").rstrip().splitlines() or [""]:
+                    self.last.append(text)
+                    self._say(text)
         self.process.wait()
         self._ended.put(self)
 

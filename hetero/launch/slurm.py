@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from hetero.errors import ConfigError
 from hetero.launch.hosts import NodeHost, assigned_hosts
 from hetero.launch.torchrun import TorchrunOptions, shell_text
+from hetero.printable import printable
 from hetero.serialization import near_match
 from hetero.spec.cluster import ClusterSpec, NodeType
 
@@ -171,7 +172,7 @@ def batch_script(cluster: ClusterSpec, options: TorchrunOptions, *, sbatch_optio
     Raises:
         ConfigError: an option for a node type that the cluster has not.
     """
-    lines = ["#!/usr/bin/env bash", f"# Made by: {' '.join(made_by.splitlines())}"]
+    lines = ["#!/usr/bin/env bash", f"# Made by: {printable(made_by)}"]
     components = [list(_component(each, sbatch_options)) for each in cluster.node_types]
     _check_types(cluster, sbatch_options)
     for index, component in enumerate(components):

@@ -4,11 +4,14 @@ Nothing that trains reads it. ``hetero launch`` takes the cluster from it and ``
 plan by hand takes it out, as the prediction is of the plan as it was made.
 """
 
+import shlex
 from dataclasses import dataclass
 from typing import ClassVar
 
 from pydantic import ConfigDict
 
+from hetero.printable import printable
+from hetero.printable_fields import AnyText
 from hetero.serialization import STRICT
 from hetero.spec.cluster import ClusterSpec
 
@@ -40,6 +43,18 @@ class PlanProvenance:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    command: str
+    command: AnyText
     cluster: ClusterSpec
     prediction: PlanPrediction
+
+    @property
+    def shown_command(self) -> str:
+        """The line that made it, for people who may paste it: each word is quoted, whatever a stranger's plan says.
+
+        A shell starts the first word with the others, and nothing else.
+        """
+        try:
+            words = shlex.split(self.command)
+        except ValueError:  # a quote without its end
+            words = self.command.split()
+        return printable(shlex.join(words))

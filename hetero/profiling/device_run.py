@@ -6,6 +6,7 @@ Every measurement is in its file before the next one begins.
 import argparse
 import math
 import re
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -212,7 +213,7 @@ class _DeviceRun:
                 f"the same command goes on with what there was no time for; --budget-seconds {math.ceil(needed_s)} is "
                 "about enough"
             )
-        flags = " ".join(f"--profile {each.path}" for each in self._requested)
+        flags = " ".join(f"--profile {shlex.quote(str(each.path))}" for each in self._requested)
         self._say(f"hetero plan {flags} ...")
         return [each.path for each in self._requested]
 

@@ -214,7 +214,7 @@ def provenance_lines(plan: Plan) -> list[str]:
     return [
         f"made for: {nodes_in_words(origin.cluster)}",
         f"predicted: {predicted.step_s:.4g} s per step ({seconds}), bubble {predicted.bubble_share:z.1%}",
-        f"made by: {origin.command}",
+        f"made by: {origin.shown_command}",
     ]
 
 

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import ConfigDict
 
+from hetero.printable_fields import AnyText
 from hetero.serialization import STRICT
 
 LEAST_CHANGE = 0.01
@@ -57,7 +58,7 @@ class SweepRow:
     seq_length: int
     precision: str
     objective: str
-    why: str = ""
+    why: AnyText = ""
     step_s: float | None = None
     step_low_s: float | None = None
     step_high_s: float | None = None
@@ -74,7 +75,7 @@ class SweepRow:
     uniform_step_s: float | None = None
     price_per_hour: float | None = None
     emulated_step_s: float | None = None
-    why_not_emulated: str = ""
+    why_not_emulated: AnyText = ""
     job: str = ""
 
     @property

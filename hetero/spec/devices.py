@@ -26,6 +26,7 @@ from typing import ClassVar
 from pydantic import ConfigDict
 
 from hetero.errors import ConfigError
+from hetero.printable_fields import AnyText
 from hetero.serialization import STRICT, near_match
 from hetero.units import GIB, TERA
 
@@ -67,7 +68,7 @@ class DataSheet:
     fp8_tflops: float | None = None
     nvlink_gb_per_s: float | None = None
     multiprocessors: int | None = None
-    source: str
+    source: AnyText
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -21,6 +21,7 @@ from typing import ClassVar, Literal
 from pydantic import ConfigDict
 
 from hetero.errors import ConfigError
+from hetero.printable_fields import AnyText
 from hetero.serialization import STRICT
 from hetero.spec.link import LEAST_GB_PER_S, MOST_GB_PER_S, Link
 
@@ -82,7 +83,7 @@ class HostProfile:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     format_version: Literal[1] = 1
-    source: str
+    source: AnyText
     memory_gib: float
     updates: tuple[UpdateRate, ...] = ()
     memory_copy_gb_per_s: float | None = None
@@ -93,7 +94,7 @@ class HostProfile:
     processor: str | None = None
     device: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[AnyText, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 < self.memory_gib <= MAX_MEMORY_GIB:

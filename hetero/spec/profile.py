@@ -17,6 +17,7 @@ from pydantic import ConfigDict
 
 from hetero.errors import ConfigError
 from hetero.format_versions import FormatUpgrades
+from hetero.printable_fields import AnyText
 from hetero.serialization import STRICT, near_match
 from hetero.spec.devices import DeviceCatalogue
 from hetero.spec.link import GroupLink
@@ -258,11 +259,11 @@ class Provenance:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     measured_by: str
-    source: str
+    source: AnyText
     licence: str
-    notes: tuple[str, ...] = ()
+    notes: tuple[AnyText, ...] = ()
     date: str = ""
-    command: str = ""
+    command: AnyText = ""
     hardware: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
 

@@ -16,13 +16,14 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
 from pydantic import ConfigDict
 
 from hetero.extras import is_installed
 from hetero.output_files import make_folder, write_bytes
 from hetero.plan.ir import Plan
+from hetero.printable_fields import AnyText
 from hetero.report.sweep_rows import SweepResult, SweepRow
 from hetero.serialization import STRICT, load, save
 
@@ -39,7 +40,7 @@ class StoredEmulation:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     step_s: float | None = None
-    why_none: str = ""
+    why_none: AnyText = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +129,7 @@ def parquet_bytes(rows: Sequence[SweepRow]) -> bytes:
     import pyarrow.parquet as pq
 
     types = {"str": pa.string(), "int": pa.int64(), "bool": pa.bool_(), "float": pa.float64()}
-    declared = {field.name: str(getattr(field.type, "__name__", field.type)) for field in dataclasses.fields(SweepRow)}
+    declared = {name: str(getattr(kind, "__name__", kind)) for name, kind in get_type_hints(SweepRow).items()}
     fields = [(name, types[declared.get(name, "float").removesuffix(" | None")]) for name in table_columns(rows)]
     written = io.BytesIO()
     pq.write_table(pa.table(table_columns(rows), schema=pa.schema(fields)), written)

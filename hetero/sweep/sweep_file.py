@@ -23,6 +23,7 @@ from hetero.emulation.options import EmulationOptions
 from hetero.errors import ConfigError
 from hetero.plan.ir import Precision
 from hetero.planner.problem import Goal
+from hetero.printable_fields import AnyText
 from hetero.serialization import STRICT
 
 MOST_COMBINATIONS = 10_000
@@ -128,8 +129,8 @@ class SweepLaunch:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    flags: str
-    program: str | None = None
+    flags: AnyText
+    program: AnyText | None = None
     sbatch_options: tuple[str, ...] = ()
 
 

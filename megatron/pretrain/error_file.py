@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hetero.distributed.process_exit import EXIT_CODE
 from hetero.errors import DataError, DeviceMemoryError, HeteroError, MembershipError, PlanMemoryError
+from hetero.printable import printable, printable_lines
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 """Where torchrun and its likes look, once a process has failed (torch.distributed.elastic.multiprocessing.errors)."""
@@ -34,7 +35,7 @@ def write_error_file(error: BaseException, path: Path | None) -> None:
         return
     said = str(error) if isinstance(error, HeteroError) else "".join(traceback.format_exception(error))
     # The launcher takes the earliest for the cause, by whole seconds.
-    data = {"message": {"message": said, "extraInfo": {"timestamp": str(int(time.time()))}}}
+    data = {"message": {"message": printable_lines(said), "extraInfo": {"timestamp": str(int(time.time()))}}}
     with contextlib.suppress(OSError):
         path.write_text(json.dumps(data), encoding="utf-8")
 
@@ -46,16 +47,17 @@ def exit_code(error: HeteroError, environment: Mapping[str, str]) -> int:
     all processes as soon as one has failed. It is told what to show as the cause.
     """
     write_error_file(error, error_file(environment))
-    rank = environment.get("RANK", "0")
+    rank = printable(environment.get("RANK", "0"))
+    said = printable_lines(str(error))
     if isinstance(error, MembershipError | DataError):
-        sys.stderr.write(f"hetero: rank {rank}: {error}\n")
+        sys.stderr.write(f"hetero: rank {rank}: {said}\n")
         return EXIT_CODE
     if isinstance(error, DeviceMemoryError):
-        sys.stderr.write(f"hetero: {error}\n")
+        sys.stderr.write(f"hetero: {said}\n")
         return EXIT_CODE
     # A RANK that is no number comes from no launcher, which would end this process.
     if not rank.isdigit() or int(rank) == 0:
-        sys.stderr.write(f"hetero: {error}\n")
+        sys.stderr.write(f"hetero: {said}\n")
         sys.stderr.flush()
     else:
         time.sleep(_SECONDS_TO_REPORT)

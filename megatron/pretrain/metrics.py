@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from hetero.console import console as make_console
 from hetero.cost.model_flops import DeviceWork, Products
 from hetero.emulation.cluster.timing import EmulatedTiming
 from hetero.plan.batch_sizes import BatchSizes
@@ -85,13 +86,13 @@ class Metrics:
         self._writers = writers
         self._warms_up = run.emulated is not None
         # A wide fixed width keeps one report on one line also where the output is a file.
-        console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+        console = make_console(width=None, highlight=False, soft_wrap=True)
         self._console = console
         self._progress = Progress(
             TextColumn("step"),
             MofNCompleteColumn(),
             BarColumn(),
-            TextColumn("loss {task.fields[loss]}"),
+            TextColumn("loss {task.fields[loss]}", markup=False),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=console,

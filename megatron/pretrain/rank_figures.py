@@ -2,6 +2,7 @@
 
 import dataclasses
 import resource
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -221,7 +222,7 @@ def predicted_stages(config: PretrainConfig, plan: Plan) -> PredictedStages:
         stages = simulate(plan, cluster, costs).stages
     except HeteroError as error:
         return PredictedStages(missing=f"nothing is predicted: {error}")
-    made = provenance.command if provenance is not None else f"hetero plan --cluster {path} ..."
+    made = provenance.shown_command if provenance is not None else f"hetero plan --cluster {shlex.quote(str(path))} ..."
 
     def replan(device: str) -> tuple[str, str]:
         # A plan may leave dropout to the launch, which knows.
@@ -231,7 +232,10 @@ def predicted_stages(config: PretrainConfig, plan: Plan) -> PredictedStages:
             attention_dropout=config.stage.attention_dropout,
         )
         measuring, profile = profile_run(wanted, model=model_of(plan))
-        return f"measure what it does: {measuring}", f"and plan anew with that: {made} --profile {profile}"
+        return (
+            f"measure what it does: {measuring}",
+            f"and plan anew with that: {made} --profile {shlex.quote(str(profile))}",
+        )
 
     return PredictedStages(stages=stages, replan=replan)
 

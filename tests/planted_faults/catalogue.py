@@ -4,7 +4,16 @@ from tests.planted_faults.gpu_faults import GPU_FAULTS
 from tests.planted_faults.offload_faults import OFFLOAD_FAULTS
 from tests.planted_faults.plan_faults import PLAN_FAULTS
 from tests.planted_faults.price_faults import PRICE_FAULTS
+from tests.planted_faults.printable_faults import PRINTABLE_FAULTS
 from tests.planted_faults.runtime_faults import RUNTIME_FAULTS
 from tests.planted_faults.training_faults import TRAINING_FAULTS
 
-FAULTS = (*RUNTIME_FAULTS, *GPU_FAULTS, *PLAN_FAULTS, *TRAINING_FAULTS, *PRICE_FAULTS, *OFFLOAD_FAULTS)
+FAULTS = (
+    *RUNTIME_FAULTS,
+    *GPU_FAULTS,
+    *PLAN_FAULTS,
+    *TRAINING_FAULTS,
+    *PRICE_FAULTS,
+    *OFFLOAD_FAULTS,
+    *PRINTABLE_FAULTS,
+)

@@ -2,14 +2,17 @@
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 from rich.table import Table
+from rich.text import Text
 
 from hetero.cli import main
 from hetero.console import PAGE_COLUMNS, console
+from hetero.printable import PrintableStream
 from tests.helpers.mistakes import write_files
 
 NAMES = ("rack[a]", "[/]", "[red]x[/red]", ":smile:", "[link=x]")
@@ -36,3 +39,34 @@ def test_commands_print_such_a_node_type(name: str, tmp_path: Path, capsys: pyte
     cluster.write_text(text.replace("name: laptop", f"name: {json.dumps(name)}"), encoding="utf-8")
     assert main(["launch", plan, "--cluster", str(cluster)]) == 0
     assert f"│ {name}-0 " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("on_terminal", [True, False])
+def test_a_cell_has_no_control_characters_and_the_table_keeps_its_width(
+    on_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if on_terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(sys, "stdout", PrintableStream(written := io.StringIO()))
+    table = Table("a wide column\x1b[5m", title="title\x1b[6m", caption="\u202ecaption")
+    table.add_row(Text("text\x1b[7m"), style="red")
+    table.add_row("cell\x9b8m")
+    out = console(highlight=False)
+    out.print(table)
+    out.print("line\x1b[9m", Text("words\x1b[10m", style="red"))
+    text = written.getvalue()
+    # A column has room for the characters that are printable, and the rest is cut.
+    for shown in (
+        r"title\x1b[6m",
+        r"\u202ecaption",
+        r"a wide column\x1",
+        r"text\x1b[7m",
+        r"cell\x9b8m",
+        r"line\x1b[9m",
+    ):
+        assert shown in text
+    assert ("\x1b[31m" in text) == on_terminal
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    assert {each for each in plain if not each.isprintable()} == {"\n"}
+    assert len({len(line) for line in plain.splitlines() if line[0] in "┏┃┡│└"}) == 1

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.transforms import Bbox
 
+from hetero.printable import printable_lines
 from hetero.report.figures.colours import FAINT, INK, PAPER, QUIET
 
 WIDTH_IN = 12.0
@@ -74,7 +75,8 @@ def render(drawings: Sequence[Drawing], *, file_format: str, margin_in: float) -
             bbox_inches=outline,
             metadata=_undated(file_format),
         )
-    return written.getvalue()
+    content = written.getvalue()
+    return printable_lines(content.decode("utf-8")).encode("utf-8") if file_format == "svg" else content
 
 
 def inline_svg(drawing: Drawing, *, name: str, label: str) -> str:

@@ -2,6 +2,8 @@
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from hetero.printable import printable_lines
+
 REPORT_FORMAT = 1
 
 
@@ -14,4 +16,6 @@ def rendered(template: str, **values: object) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(template).render(report_format=REPORT_FORMAT, **values)
+    page = environment.get_template(template).render(report_format=REPORT_FORMAT, **values)
+    # A change of direction in a name would turn what follows it around.
+    return printable_lines(page)

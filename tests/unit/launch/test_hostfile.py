@@ -25,7 +25,7 @@ def names(folder: Path, text: str, cluster: ClusterSpec = TWO_FAST) -> list[str]
     "text",
     [
         "a slots=2\nb slots=2\nc slots=1\n",
-        "# DeepSpeed\n\na slots=2  # first\n  b\tslots=2\r\nc slots=4",
+        "# DeepSpeed\n\na slots=2  # the\u00a0first\n  b\tslots=2\r\nc slots=4",
         "a slots=2 max_slots=4\nb slots=2 max-slots=8\nc\n",
         "a:2\nb:2\nc:1\n",
         "a\nb\nc\n",
@@ -52,6 +52,14 @@ def test_users_and_addresses_are_names(tmp_path: Path) -> None:
         ("a\na\nb\nc\n", r"line 3: b has 1 slots, the plan has 2 x cpu"),
         ("a slots=2\nb slots=2\na slots=1\n", r"a is named twice"),
         ("a slots=2\na.cluster slots=2\nc slots=1\n", r"a and a\.cluster name one machine"),
+        (
+            "a\x0bb slots=2\n",
+            r"line 1: 'a\\x0bb slots=2' has the character U\+000B, which is not printable; take it out",
+        ),
+        (
+            "a\u2028b slots=2\n",
+            r"line 1: 'a\\u2028b .* U\+2028 \(LINE SEPARATOR\), which is not printable; take it out",
+        ),
         ("a slots=two\n", r"line 1: unexpected 'slots=two' after host a; a line is 'HOST slots=N'"),
         ("a 2\n", r"line 1: unexpected '2' after host a"),
         ("a port=22\n", r"line 1: unexpected 'port=22'"),
