@@ -10,8 +10,8 @@ import functools
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hetero.errors import ConfigError
 from hetero.printable import printable
@@ -78,14 +78,14 @@ def _has_unusual_characters(json_text: str) -> bool:
 def _unprintable(value: Any, kind: Any, where: str) -> Iterator[tuple[str, str]]:
     """Yield the place and the text of each name in ``value`` that is not printable."""
     kind = _member_of(value, kind)
-    if _is_any_text(kind):
+    if not _has_names(kind):
         return
     if isinstance(value, str):
         if not value.isprintable():
             yield where, value
     elif dataclasses.is_dataclass(value):
         cls: Any = type(value)
-        for name, field_kind in _kinds_of_fields(cls).items():
+        for name, field_kind in _fields_with_names(cls).items():
             yield from _unprintable(getattr(value, name), field_kind, _below(where, name))
     elif isinstance(value, Mapping):
         key_kind, child_kind = arguments if len(arguments := get_args(kind)) == 2 else (None, None)
@@ -100,8 +100,22 @@ def _unprintable(value: Any, kind: Any, where: str) -> Iterator[tuple[str, str]]
             yield from _unprintable(child, child_kind, _below(where, str(index)))
 
 
-def _is_any_text(kind: Any) -> bool:
-    return get_origin(kind) is Annotated and ANY_TEXT in kind.__metadata__
+@functools.cache
+def _has_names(kind: Any) -> bool:
+    """Whether a value of this declared type may have texts that are names: most numbers are never looked at."""
+    origin = get_origin(kind)
+    if origin is Annotated:
+        return ANY_TEXT not in kind.__metadata__ and _has_names(kind.__origin__)
+    if origin in (Union, UnionType) or (isinstance(origin, type) and issubclass(origin, Mapping | tuple | list)):
+        return any(map(_has_names, get_args(kind)))
+    return origin is not Literal and kind not in (int, float, bool, NoneType, Ellipsis)
+
+
+@functools.cache
+def _fields_with_names(cls: Any) -> dict[str, Any]:
+    """The fields of a dataclass that may have names, with their declared types."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls) if _has_names(hints[field.name])}
 
 
 def _member_of(value: Any, kind: Any) -> Any:
@@ -115,12 +129,6 @@ def _class_of(kind: Any) -> type[Any] | tuple[()]:
     bare = kind.__origin__ if get_origin(kind) is Annotated else kind
     bare = get_origin(bare) or bare
     return bare if isinstance(bare, type) else ()
-
-
-@functools.cache
-def _kinds_of_fields(cls: Any) -> dict[str, Any]:
-    hints = get_type_hints(cls, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 def _below(where: str, name: str) -> str:
