@@ -1,11 +1,12 @@
 """The console that tables and lines are printed on: what names and paths have in them is printed as it is."""
 
 from collections.abc import Iterable
+from typing import IO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from hetero.printable import printable_lines
+from hetero.printable import PrintableStream, printable_lines
 
 PAGE_COLUMNS = 120
 """Width of a table that no terminal limits."""
@@ -13,6 +14,16 @@ PAGE_COLUMNS = 120
 
 class _PrintableConsole(Console):
     """A console whose texts have no control characters of their own; Rich strips some, and not the escape."""
+
+    @property
+    def file(self) -> IO[str]:
+        """Where it writes: its styles are escape sequences, which a printable stream would show as text."""
+        file = super().file
+        return file.exact if isinstance(file, PrintableStream) else file
+
+    @file.setter
+    def file(self, new_file: IO[str]) -> None:
+        Console.file.fset(self, new_file)  # type: ignore[attr-defined]  # mypy does not know properties by class
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield the segments of ``renderable``; a cell of a table, too, is rendered here before it is cut to size."""

@@ -38,16 +38,15 @@ class PrintableStream:
     """A text stream that writes to another one, all through :func:`printable_lines`; else it is as that one.
 
     Attributes:
-        rich_proxied_file: the other stream. By this name consoles of Rich find it: their styles are escape sequences,
-            and :mod:`hetero.console` cleans the texts between them.
+        exact: the other stream, for what is clean and has escape sequences of its own, such as styles.
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self.rich_proxied_file = stream
+        self.exact = stream
 
     def write(self, text: str) -> int:
         """Write ``text``, and return the number of its characters."""
-        self.rich_proxied_file.write(printable_lines(text))
+        self.exact.write(printable_lines(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -57,7 +56,7 @@ class PrintableStream:
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the other stream."""
-        return getattr(self.rich_proxied_file, name)
+        return getattr(self.exact, name)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hetero.discovery.described import DescribedCluster, Remark
+from hetero.printable import printable_lines
 from hetero.spec.cluster import NodePair, NodeType
 from hetero.spec.link import Link
 
@@ -86,6 +87,8 @@ def _comments(remarks: Sequence[Remark], place: tuple[str, ...]) -> list[str]:
 
 
 def _comment(text: str) -> list[str]:
+    # YAML knows ends of lines that are no space to textwrap.
+    text = printable_lines(text)
     return [f"# {line}" for line in textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)]
 
 
@@ -99,4 +102,4 @@ def _scalar(value: Any) -> str:
         return value
     if isinstance(value, float):
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=not str(value).isprintable())

@@ -103,6 +103,7 @@ def write_files(folder: Path) -> None:
         "typo.yaml": LAPTOPS.replace("gpus_per_node", "gpu_per_node"),
         "units.yaml": LAPTOPS.replace("latency_us: 50", "latency_us: 50 miles"),
         "device.yaml": LAPTOPS.replace("cpu", "A100-41"),
+        "names.yaml": LAPTOPS.replace("laptop", '"laptop\\e[31m"'),
         "heads.yaml": model.replace("num_attention_heads: 16", "num_attention_heads: 15"),
         "tokenizer.json": '{"version": "1.0", "added_tokens": [], "model": {}}',
         "layers.json": json.dumps(data),

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from hetero.cli import main
 from hetero.console import PAGE_COLUMNS, console
-from hetero.printable import PrintableStream
+from hetero.printable import PrintableStream, printable_output
+from hetero.progress import WorkProgress
 from tests.helpers.mistakes import write_files
 
 NAMES = ("rack[a]", "[/]", "[red]x[/red]", ":smile:", "[link=x]")
@@ -70,3 +71,22 @@ def test_a_cell_has_no_control_characters_and_the_table_keeps_its_width(
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
     assert {each for each in plain if not each.isprintable()} == {"\n"}
     assert len({len(line) for line in plain.splitlines() if line[0] in "┏┃┡│└"}) == 1
+
+
+def test_styles_reach_a_terminal_also_while_progress_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rich puts a stream of its own before the one that shows escapes as text."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys, "stderr", written := io.StringIO())
+    with printable_output():
+        out = console(stderr=True)
+        with WorkProgress("measuring", total=2, text="a\x1b[5m", console=out) as shown:
+            print("b\x1b[6m", file=sys.stderr)
+            out.print(Text("red", style="red"))
+            shown.show(1, "c\x1b[7m")
+        print("d\x1b[8m", file=sys.stderr)
+    text = written.getvalue()
+    assert "\x1b[31mred" in text
+    assert r"\x1b[31m" not in text
+    for number in range(5, 9):
+        assert f"\x1b[{number}m" not in text
+    assert all(shown in text for shown in (r"a\x1", "b\n", r"c\x1", r"d\x1b[8m"))

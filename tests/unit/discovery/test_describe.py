@@ -68,6 +68,15 @@ def test_alike_nodes_are_one_type_and_others_their_own(tmp_path: Path) -> None:
     assert "28 NV12, 25 GB/s per link and direction" in " ".join(text.replace("#", "").split())
 
 
+@pytest.mark.parametrize("strange", ["\n", "\x85", "\u2028", "\x1b[2J", "\u202e"])
+def test_a_name_ends_no_comment_of_the_file(strange: str, tmp_path: Path) -> None:
+    """The name of a node comes from its host or from Slurm; YAML has more ends of lines than a shell."""
+    found = described(gpu_node(f"a1{strange}links: 1", *EIGHT_A100))
+    text, loaded = written(found, tmp_path)
+    assert loaded == found.cluster
+    assert all(line.isprintable() for line in text.split("\n"))
+
+
 def test_the_slowest_pair_counts_of_those_that_the_ranks_see() -> None:
     """A ring of two GPUs of an otherwise slower node is fast."""
     mixed = topology(4, "NV2", gb_per_s=25.0)
