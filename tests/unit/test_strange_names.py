@@ -4,6 +4,7 @@ The one guard refuses names where they are read, the other shows whatever comes 
 alone: the second one with the first taken away.
 """
 
+import contextlib
 import copy
 import json
 import shlex
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import yaml
 
 from hetero import serialization
 from hetero.cli import main
@@ -19,13 +21,17 @@ from hetero.elastic import job_store
 from hetero.elastic.etcd import StoredKeys, StoredValue
 from hetero.elastic.events import ElasticEvent
 from hetero.elastic.records import JobSettings, NodeInfo, Notice, Outcome
+from hetero.errors import ConfigError
 from hetero.launch import hostfile
 from hetero.launch.slurm import batch_script
 from hetero.launch.torchrun import TorchrunOptions
 from hetero.plan.ir import Plan
 from hetero.plan.provenance import PlanProvenance
-from hetero.serialization import to_json
+from hetero.serialization import checked, to_json
 from hetero.spec.cluster import ClusterSpec
+from hetero.spec.profile import Profile
+from hetero.sweep.sweep_file import SweepSpec
+from tests.helpers.sources import ROOT
 from tests.unit.launch.plans import CLUSTER, OWN_FLAGS, made_for
 
 STRANGE = {
@@ -291,3 +297,42 @@ def test_a_flag_takes_no_name_that_is_not_printable(capsys: pytest.CaptureFixtur
     said = capsys.readouterr().err
     assert r"--job: 'a\x1b[2J' has the character U+001B, which is not printable; take it out" in said
     assert not raw(said)
+
+
+def leaves(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The places of all texts in ``value``."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in items:
+        yield from [(*place, key)] if isinstance(child, str) else leaves(child, (*place, key))
+
+
+def taken(cls: type[Any], content: Any) -> set[str]:
+    """The fields, without indices, that take a text with an escape sequence at its end; one of each list is tried."""
+    places = {".".join(key for key in place if isinstance(key, str)): place for place in leaves(content)}
+    found = set()
+    for name, place in places.items():
+        strange = copy.deepcopy(content)
+        holder = strange
+        for key in place[:-1]:
+            holder = holder[key]
+        holder[place[-1]] += "\x1b[2J"
+        with contextlib.suppress(ConfigError):
+            checked(cls, strange, source="a file")
+            found.add(name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("cls", "path", "any_text"),
+    [
+        (ClusterSpec, "scripts/presets/clusters/a100_v100.yaml", set()),
+        (SweepSpec, "hetero/data/sweeps/published.yaml", set()),
+        (Profile, "hetero/data/profiles/opt-30b.a100-40.json", {"provenance.source", "provenance.notes"}),
+        (Plan, "scripts/presets/plans/mixed_cluster.json", {"provenance.command"}),
+    ],
+    ids=lambda value: Path(value).name if isinstance(value, str) else "",
+)
+def test_these_fields_of_a_file_take_any_text_and_no_other(cls: type[Any], path: str, any_text: set[str]) -> None:
+    file = ROOT / path
+    content = json.loads(file.read_text()) if file.suffix == ".json" else yaml.safe_load(file.read_text())
+    assert taken(cls, content) == any_text
