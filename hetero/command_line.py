@@ -177,7 +177,7 @@ class Parser(argparse.ArgumentParser):
         what = self._called(action)
         # What has no flag may be the words of another program's command line.
         if action.type in (None, str) and action.option_strings:
-            check_name(arg_string, what=f"{self.prog}: {what}")
+            self._check_name(arg_string, what)
         if convert in (Path, output_file) and not arg_string.strip():
             self.error(f"{what} is empty, must be {_FILE}; is a variable of the shell not set?")
         if convert is Path and Path(arg_string) == STDOUT:
@@ -191,6 +191,12 @@ class Parser(argparse.ArgumentParser):
         except (TypeError, ValueError):
             limit = _LIMITS.get(convert, "what it takes")
             self.error(f"{what} is {_shown(arg_string)}, must be {limit}")
+
+    def _check_name(self, text: str, what: str) -> None:
+        try:
+            check_name(text, what=what)
+        except ConfigError as error:
+            self.error(str(error))
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:

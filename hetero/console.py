@@ -1,4 +1,4 @@
-"""The console that tables and lines are printed on: what names and paths have in them is printed as it is."""
+"""The console that tables and lines are printed on: names and paths are text, whatever they have in them."""
 
 from collections.abc import Iterable
 from typing import IO

@@ -11,7 +11,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 _LINES_AND_TABS = re.compile(r"([\n\t]+)")
 
@@ -61,9 +61,17 @@ class PrintableStream:
 
 @contextlib.contextmanager
 def printable_output() -> Iterator[None]:
-    """Have all that this process prints in words be printable; also a decorator of a program's main function."""
-    with (
-        contextlib.redirect_stdout(cast(TextIO, PrintableStream(sys.stdout))),
-        contextlib.redirect_stderr(cast(TextIO, PrintableStream(sys.stderr))),
-    ):
+    """Have all that this process prints in words be printable; also a decorator of a program's main function.
+
+    A stream that another one has replaced meanwhile is not put back.
+    """
+    before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+    streams = {name: PrintableStream(stream) for name, stream in before.items()}
+    for name, stream in streams.items():
+        setattr(sys, name, stream)
+    try:
         yield
+    finally:
+        for name, stream in streams.items():
+            if getattr(sys, name) is stream:
+                setattr(sys, name, before[name])

@@ -57,6 +57,15 @@ def test_a_program_prints_what_is_printable_and_leaves_the_streams_as_they_were(
     assert (out.getvalue(), err.getvalue()) == ("a\\x1b[2J\n", "b\\x9b2J\n")
 
 
+def test_a_stream_that_was_replaced_meanwhile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent tells its last error after its command, on a stream that a full disk does not end."""
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(sys, "stderr", err := io.StringIO())
+    with printable_output():
+        sys.stdout = own = PrintableStream(io.StringIO())  # type: ignore[assignment]  # it is no TextIO by its class
+    assert (sys.stdout, sys.stderr) == (own, err)
+
+
 @pytest.mark.parametrize("is_printable", [True, False])
 def test_output_that_may_be_lost_stays_printable_if_it_was(is_printable: bool) -> None:
     """An agent replaces its streams by ones that never raise; a program of the user's prints what it likes."""
