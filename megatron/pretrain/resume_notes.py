@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from hetero.checkpoint.state import CheckpointState, DataState, RunSettings
+from hetero.printable import printable
 from megatron.pretrain.cli.config import PretrainConfig
 from megatron.pretrain.data import SampleDataset, Split
 from megatron.pretrain.data_identity import describe_data
@@ -150,4 +151,4 @@ def _notes_of_length(state: CheckpointState, train_samples: int, *, certain: boo
 
 
 def _shown(data: DataState) -> str:
-    return " ".join(data.paths) or "made-up tokens (--mock-data)"
+    return printable(" ".join(data.paths)) or "made-up tokens (--mock-data)"

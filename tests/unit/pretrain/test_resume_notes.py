@@ -65,6 +65,14 @@ def test_other_data_is_said_once_with_both_paths(corpora: list[str], tmp_path: P
     assert "the same tokens in other shares" in said
 
 
+def test_paths_of_a_strangers_checkpoint_are_shown_as_escapes(corpora: list[str]) -> None:
+    before = settings(corpora[0])
+    data = dataclasses.replace(before.data["train"], paths=("x\x1b[2J\ny",), content="another")
+    (said,) = notes(dataclasses.replace(before, data={"train": data}), settings(corpora[0]))
+    assert r"data: x\x1b[2J\ny when step 4 was saved" in said
+    assert said.isprintable()
+
+
 def test_data_that_was_written_again(corpora: list[str], tmp_path: Path) -> None:
     """Of the same sizes, so that the file sizes alone do not tell."""
     before = settings(corpora[0])
