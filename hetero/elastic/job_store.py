@@ -336,6 +336,9 @@ def _text(data: bytes, source: str) -> str:
 def _token(text: str, source: str) -> str:
     if not text:
         raise ConfigError(f"{source}: it is empty")
+    if not (text.isascii() and text.isprintable()):
+        # It is sent in the head of a request. Nobody is shown it.
+        raise ConfigError(f"{source}: it has other characters than printable ones of ASCII")
     return text
 
 

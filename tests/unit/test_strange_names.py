@@ -230,7 +230,7 @@ def strangers_values(text: str) -> dict[str, str]:
     settings = JobSettings(program=f"p{text}", flags=(f"f{text}",), versions={"python": "3"})
     of_other = json.loads(to_json(node("")))
     return {
-        "token": f"t{text}",
+        "token": "t",
         "settings": to_json(settings),
         "nodes/node": to_json(node("")),
         f"nodes/node{text}": to_json(node(text)),
@@ -272,6 +272,17 @@ def test_a_node_of_etcd_with_a_strange_name_is_none_and_is_named(
     )
     assert not state.bad_copies
     assert all(problem.isprintable() for problem in state.unreadable.values())
+
+
+@pytest.mark.parametrize("text", [*STRANGE.values(), "ü"], ids=[*STRANGE, "no ASCII"])
+def test_a_token_that_no_request_could_carry_is_none_and_is_not_shown(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_store, "EtcdConnection", _StrangersEtcd)
+    monkeypatch.setattr(_StrangersEtcd, "values", {"token": f"0123{text}"})
+    state = job_store.JobStore(None, "job").read()  # type: ignore[arg-type]  # the stand-in asks for none
+    assert state.token is None
+    assert state.unreadable == {"token": "etcd /hetero/job/token: it has other characters than printable ones of ASCII"}
 
 
 @pytest.mark.parametrize("text", STRANGE.values(), ids=STRANGE)
