@@ -337,7 +337,7 @@ def _token(text: str, source: str) -> str:
     if not text:
         raise ConfigError(f"{source}: it is empty")
     if not (text.isascii() and text.isprintable()):
-        # It is sent in the head of a request. Nobody is shown it.
+        # It is sent in the head of a request. As a secret it is not shown.
         raise ConfigError(f"{source}: it has other characters than printable ones of ASCII")
     return text
 

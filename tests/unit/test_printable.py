@@ -62,7 +62,7 @@ def test_a_stream_that_was_replaced_meanwhile_stays(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     monkeypatch.setattr(sys, "stderr", err := io.StringIO())
     with printable_output():
-        sys.stdout = own = PrintableStream(io.StringIO())  # type: ignore[assignment]  # it is no TextIO by its class
+        sys.stdout = own = PrintableStream(io.StringIO())
     assert (sys.stdout, sys.stderr) == (own, err)
 
 

@@ -19,7 +19,7 @@ from hetero import serialization
 from hetero.cli import main
 from hetero.elastic import job_store
 from hetero.elastic.etcd import StoredKeys, StoredValue
-from hetero.elastic.events import ElasticEvent
+from hetero.elastic.events import ElasticEvent, EventKind
 from hetero.elastic.records import JobSettings, NodeInfo, Notice, Outcome
 from hetero.errors import ConfigError
 from hetero.launch import hostfile
@@ -84,12 +84,12 @@ COMMANDS: dict[str, Command] = {
 
 
 def renamed(value: Plan | ClusterSpec, suffix: str = "") -> str:
-    """A file with ``value``, with ``suffix`` behind the name of a node type, and a device that data sheets know."""
+    """A file with ``value``, with ``suffix`` after the name of a node type, and a device that data sheets know."""
     return to_json(value).replace('"cpu"', '"V100-16"').replace('"fast"', json.dumps(f"fast{suffix}"))
 
 
 def write_files(folder: Path, suffix: str) -> None:
-    """Write a plan, its cluster and hosts, with ``suffix`` behind the name of a node type."""
+    """Write a plan, its cluster and hosts, with ``suffix`` after the name of a node type."""
     (folder / "plan.json").write_text(renamed(made_for(), suffix))
     (folder / "cluster.json").write_text(renamed(CLUSTER, suffix))
     (folder / "hosts").write_text(f"one slots=2 type=fast{suffix}\ntwo slots=1 type=slow\n", encoding="utf-8")
@@ -244,7 +244,7 @@ def strangers_values(text: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("words", [["status"], ["status", "--json"], ["leave", "nobody"], ["forget"]], ids=" ".join)
+@pytest.mark.parametrize("words", [["status"], ["status", "--json"], ["leave", "absent"], ["forget"]], ids=" ".join)
 @pytest.mark.parametrize("text", STRANGE.values(), ids=STRANGE)
 def test_values_and_keys_of_etcd_are_shown_as_escapes(
     text: str, words: Sequence[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -289,11 +289,10 @@ def test_a_token_that_no_request_could_carry_is_none_and_is_not_shown(
 def test_a_page_of_a_run_shows_reasons_as_escapes(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    kinds: tuple[EventKind, ...] = ("agent_started", "plan", "epoch_made", "forked", "detected")
     events = [
-        ElasticEvent(time_s=1000.0 + at, node="a", kind=kind, since_change_s=0.0, epoch=1, nodes=("a",), detail=detail)
-        for at, (kind, detail) in enumerate(
-            (("agent_started", ""), ("plan", text), ("epoch_made", text), ("forked", ""), ("detected", text))
-        )
+        ElasticEvent(time_s=1000.0 + at, node="a", kind=kind, since_change_s=0.0, epoch=1, nodes=("a",), detail=text)
+        for at, kind in enumerate(kinds)
     ]
     lines = "".join(json.dumps(json.loads(to_json(each))) + "\n" for each in events)
     (tmp_path / "a.events.jsonl").write_text(lines)
