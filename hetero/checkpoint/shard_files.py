@@ -23,8 +23,14 @@ from hetero.units import MIB
 _ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "U8": 1, "I64": 8}
 """By what safetensors calls the types of training state; random number generators have numbers without a point."""
 
+MAX_RANK_STATE_BYTES = MIB
+"""Of all tensors of one rank in a shard: states of random number generators, of some 5 KB each."""
+
 _MAX_HEADER_BYTES = 100_000_000
 """What the safetensors library reads at most."""
+
+_ENTRY_BYTES = 2048
+"""Of a tensor in a header at most: name, type, shape and place take some 200."""
 
 _PART_BYTES = 8 * MIB
 """That are summed up at a time."""
@@ -113,16 +119,21 @@ class Place:
         return _ITEM_BYTES[self.code]
 
 
-def read_header(file: ShardFile, size_bytes: int) -> bytes:
-    """Read the first bytes of a file, up to its first tensor.
+def max_header_bytes(num_tensors: int) -> int:
+    """Return how many bytes the header of a shard file with so many tensors has at most."""
+    return min(_ENTRY_BYTES * (num_tensors + 1), _MAX_HEADER_BYTES)
+
+
+def read_header(file: ShardFile, size_bytes: int, *, limit_bytes: int = _MAX_HEADER_BYTES) -> bytes:
+    """Read the first bytes of a file, up to its first tensor; no more than ``limit_bytes``, and eight for its length.
 
     Raises:
         CheckpointError: it ends before, or cannot be read.
     """
     length = bytearray(8)
     file.read_into(memoryview(length), start=0)
-    # A length that is not to be trusted reads no further than a header can reach.
-    header = bytearray(min(int.from_bytes(length, "little"), _MAX_HEADER_BYTES, max(size_bytes - 8, 0)))
+    # A length that is not to be trusted takes no more memory, and reads no further, than a header can.
+    header = bytearray(min(int.from_bytes(length, "little"), limit_bytes, max(size_bytes - 8, 0)))
     file.read_into(memoryview(header), start=8)
     return bytes(length + header)
 
@@ -137,7 +148,7 @@ def checked_places(file: ShardFile, shard: Shard) -> Mapping[str, Place]:
         raise CheckpointError(
             f"{file.where}: it has {size_bytes} bytes, not {shard.size_bytes}: damaged; load another step"
         )
-    header = read_header(file, size_bytes)
+    header = read_header(file, size_bytes, limit_bytes=max_header_bytes(len(shard.boxes) + len(shard.rank_state)))
     if isal_zlib.crc32(header) != shard.header_crc32:
         raise CheckpointError(f"{file.where}: the checksum of its header is wrong: damaged; load another step")
     try:

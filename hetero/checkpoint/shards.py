@@ -14,7 +14,14 @@ from safetensors.torch import save_file
 
 from hetero.checkpoint.folder import fsync_in_parts
 from hetero.checkpoint.manifest import FloatType, RankTensor, SavedBlock, Shard, TensorInfo
-from hetero.checkpoint.shard_files import LocalShardFile, Place, ShardFile, checked_places, read_header
+from hetero.checkpoint.shard_files import (
+    MAX_RANK_STATE_BYTES,
+    LocalShardFile,
+    Place,
+    ShardFile,
+    checked_places,
+    read_header,
+)
 from hetero.checkpoint.write_errors import write_error
 from hetero.errors import CheckpointError
 from hetero.file_systems import let_readers_of_folder_read
@@ -125,11 +132,12 @@ class ShardReader:
             CheckpointError: the file, or a block of it, is missing or damaged.
         """
         by_key = {block.key: block for block in blocks}
-        for key, tensor in self._tensors({key: block.crc32 for key, block in by_key.items()}):
-            block = by_key[key]
-            if tuple(tensor.shape) != block.shape:
-                raise CheckpointError(f"{self._file.where}: {key} has shape {list(tensor.shape)}")
-            yield block, tensor
+        places = self._places_of(by_key)
+        for key, block in by_key.items():
+            if (shape := places[key].shape) != block.shape:
+                raise CheckpointError(f"{self._file.where}: {key} has shape {list(shape)}: damaged; load another step")
+        for key, tensor in self._tensors(places, {key: block.crc32 for key, block in by_key.items()}):
+            yield by_key[key], tensor
 
     def rank_state(self) -> dict[str, torch.Tensor]:
         """Read what belongs to the rank that wrote the shard.
@@ -138,19 +146,29 @@ class ShardReader:
             CheckpointError: the file is missing or damaged.
         """
         names = {each.key: each.name for each in self._shard.rank_state}
-        found = self._tensors({each.key: each.crc32 for each in self._shard.rank_state})
+        places = self._places_of(names)
+        if (num_bytes := sum(place.end - place.start for place in places.values())) > MAX_RANK_STATE_BYTES:
+            raise CheckpointError(
+                f"{self._file.where}: the state of one rank has {num_bytes:,} bytes, at most {MAX_RANK_STATE_BYTES:,} "
+                "are read: damaged; load another step"
+            )
+        found = self._tensors(places, {each.key: each.crc32 for each in self._shard.rank_state})
         return {names[key]: tensor.clone() for key, tensor in found}
 
-    def _tensors(self, crc32_of: Mapping[str, int]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Read the tensors of these keys, verified by their checksums, in the order of the file."""
+    def _places_of(self, keys: Iterable[str]) -> dict[str, Place]:
+        """Find where the tensors of these keys lie, whose sizes nobody has compared with anything yet."""
         self.check()
         assert self._places is not None, "checked"
-        places = []
-        for key in crc32_of:
+        places = {}
+        for key in keys:
             if key not in self._places:
                 raise CheckpointError(f"{self._file.where}: {key} cannot be read: the file has no tensor of that name")
-            places.append((key, self._places[key]))
-        for run in _runs(sorted(places, key=lambda each: each[1].start)):
+            places[key] = self._places[key]
+        return places
+
+    def _tensors(self, places: Mapping[str, Place], crc32_of: Mapping[str, int]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Read tensors, verified by their checksums, in the order of the file."""
+        for run in _runs(sorted(places.items(), key=lambda each: each[1].start)):
             start = run[0][1].start
             buffer = self._read(start, run[-1][1].end)
             for key, place in run:

@@ -29,7 +29,7 @@ from hetero.elastic.copy_folder import copy_path, remove_epochs_before, shard_pa
 from hetero.elastic.copy_protocol import CopyProtocol
 from hetero.elastic.copy_rates import CopyRates
 from hetero.elastic.held_uploads import HeldUploads
-from hetero.elastic.placement import CPU_TIME_SHARE, TIME_SHARE
+from hetero.elastic.placement import CPU_TIME_SHARE, TIME_SHARE, check_announced
 from hetero.elastic.placing import place_copies
 from hetero.elastic.records import Copy, RankAssignment, Unit
 from hetero.elastic.slot_files import ShardLayout, mapped_file
@@ -289,14 +289,11 @@ class CopyWriter:
                 client.close()
 
     def _fetch_unit(self, in_hand: "_CopyInHand", unit: Unit, client: CopyClient) -> None:
-        epoch, bad = self._assignment.epoch.number, 0
-        while not in_hand.cancelled.is_set():
+        path, bad = shard_path(in_hand.slot, unit.name), 0
+        while (copy := self._announced(in_hand, unit, client)) is not None:
+            check_announced(copy, unit, where=client.where)
+            began_s = time.monotonic()
             try:
-                copy = client.copy(epoch=epoch, step=in_hand.step, unit=unit.name, wait_s=_PATIENCE_S)
-                if copy is None:
-                    continue
-                began_s = time.monotonic()
-                path = shard_path(in_hand.slot, unit.name)
                 with mapped_file(path, copy.shard.size_bytes) as memory:
                     client.file(copy).read_into(memory, start=0)
             except CheckpointError:
@@ -314,6 +311,20 @@ class CopyWriter:
             in_hand.fetch_s += time.monotonic() - began_s
             return
         raise CheckpointError(f"{unit.name}: given up before {client.where} had it")
+
+    def _announced(self, in_hand: "_CopyInHand", unit: Unit, client: CopyClient) -> Copy | None:
+        """What a node says of a unit, as soon as it has it; ``None`` if nobody wants it any more."""
+        epoch = self._assignment.epoch.number
+        while not in_hand.cancelled.is_set():
+            try:
+                copy = client.copy(epoch=epoch, step=in_hand.step, unit=unit.name, wait_s=_PATIENCE_S)
+            except CheckpointError:
+                # As above: slow, or lost.
+                in_hand.cancelled.wait(_ASK_AGAIN_S * 10)
+                continue
+            if copy is not None:
+                return copy
+        return None
 
 
 class _CopyInHand:

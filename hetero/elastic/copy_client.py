@@ -22,6 +22,7 @@ _NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
 """OpenSSL's ``X509_V_FLAG_NO_CHECK_TIME``, for which the ssl module has no name."""
 
 _MAX_JSON_BYTES = 256 * 2**20
+_MAX_DIGITS = 18
 _PREFIX_BYTES = 2**16
 """Of a file that come with the question how long it is: most headers."""
 
@@ -84,7 +85,9 @@ class CopyClient:
     def _read_range(self, path: str, buffer: memoryview, *, start: int) -> int:
         response = self._ask(path, {"Range": f"bytes={start}-{start + len(buffer) - 1}"}, silence_s=_SILENCE_S)
         _, _, total = response.headers.get("Content-Range", "").partition("/")
-        if response.status != http.HTTPStatus.PARTIAL_CONTENT or not total.isdecimal():
+        # What is longer than was asked for would be read to its end, and the total of a file has no more digits.
+        is_range = response.status == http.HTTPStatus.PARTIAL_CONTENT and response.length == len(buffer)
+        if not is_range or not total.isdecimal() or len(total) > _MAX_DIGITS:
             self._drop()
             raise CheckpointError(f"{self.where}: it has no bytes {start} to {start + len(buffer)} of {path}")
         done = 0

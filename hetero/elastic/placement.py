@@ -15,8 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hetero.checkpoint.manifest import block_key
-from hetero.elastic.records import CopyPlacement, Unit
-from hetero.errors import ConfigError
+from hetero.checkpoint.shard_files import MAX_RANK_STATE_BYTES, max_header_bytes
+from hetero.elastic.records import Copy, CopyPlacement, Unit
+from hetero.errors import CheckpointError, ConfigError
 from hetero.units import MIB
 
 LINK_SHARE = 0.2
@@ -88,6 +89,26 @@ def place(
             part = [block for block, holder in zip(blocks, chosen[owner], strict=True) if holder == keeper]
             units.append(_unit(f"rank_{owner:05d}.held_{keeper:05d}", owner, keeper, part, held=True))
     return CopyPlacement(units=tuple(units))
+
+
+def check_announced(copy: Copy, unit: Unit, *, where: str) -> None:
+    """Check what another node says of a unit against the placement, before any memory is taken for it.
+
+    Args:
+        where: names the node, for the message.
+
+    Raises:
+        CheckpointError: it is of other blocks, or larger than they can be.
+    """
+    if {block.key for block in copy.shard.boxes} != set(unit.blocks):
+        raise CheckpointError(f"{where}: its {unit.name} has other blocks than those that its rank owns")
+    tensors = len(copy.shard.boxes) + len(copy.shard.rank_state)
+    most = unit.num_bytes + max_header_bytes(tensors) + MAX_RANK_STATE_BYTES
+    if not unit.num_bytes <= copy.shard.size_bytes <= most:
+        raise CheckpointError(
+            f"{where}: its {unit.name} has {copy.shard.size_bytes:,} bytes, as it says; the blocks that its rank owns "
+            f"have {unit.num_bytes:,}, and a file of them at most {most:,}"
+        )
 
 
 def _unit(name: str, owner: int, keeper: int | None, blocks: Sequence[OwnedBlock], *, held: bool) -> Unit:

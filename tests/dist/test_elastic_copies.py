@@ -1,5 +1,6 @@
 """Copies beside steps: into which files, what is committed when, and what happens where they cannot be made."""
 
+import dataclasses
 import errno
 import os
 import re
@@ -12,9 +13,10 @@ import pytest
 
 from hetero.checkpoint.shard_files import LocalShardFile, check_whole
 from hetero.distributed.rank_consensus import ConsensusError
+from hetero.elastic import copies as copies_module
 from hetero.elastic import slot_files
 from hetero.elastic.copy_folder import epochs_in, inventory, read_copy, shard_path, slot_folder
-from hetero.elastic.records import HeldStep, RankAssignment
+from hetero.elastic.records import Copy, HeldStep, RankAssignment
 from hetero.elastic.recovery import INITIAL_WEIGHTS, Restore
 from megatron.pretrain.elastic import ElasticRank
 from tests.dist.test_elastic_restore import TWO_STAGES, argv
@@ -120,6 +122,40 @@ def _no_room(*_: object) -> None:
 @pytest.mark.slow
 def test_a_copy_that_finds_no_room_is_given_up_and_the_next_is_made(run: Run) -> None:
     seen = train(run, END, False, fill_the_disk)
+    assert [len(each.results) for each in seen] == [END, END]
+    assert committed_by_step(run) == {1: 0, 2: 1, 3: 1, 4: 3, 5: 4, 6: 5}
+
+
+def claim_a_huge_unit(rank: int, step: int, elastic: ElasticRank) -> None:
+    """Of step 2 node a says that what rank 0 owns has a TiB; node b takes no memory for it, and says why."""
+    wait_for_copy(rank, step, elastic)
+    if step == 1:
+        claim_a_huge_unit.before = copies_module.write_copy, slot_files.os  # type: ignore[attr-defined]
+        claim_a_huge_unit.reserved = reserved = []  # type: ignore[attr-defined]
+        fallocate, write = os.posix_fallocate, copies_module.write_copy
+
+        def note(descriptor: int, start: int, size: int) -> None:
+            reserved.append(size)
+            fallocate(descriptor, start, min(size, 2**20))
+
+        def claim(slot: Path, copy: Copy) -> None:
+            is_claimed = (rank, copy.unit, copy.step) == (0, "rank_00000", 2)
+            shard = dataclasses.replace(copy.shard, size_bytes=2**40) if is_claimed else copy.shard
+            write(slot, dataclasses.replace(copy, shard=shard))
+
+        slot_files.os = SimpleNamespace(**{**vars(os), "posix_fallocate": note})  # type: ignore[assignment]
+        copies_module.write_copy = claim
+    if step == 3:
+        copies_module.write_copy, slot_files.os = claim_a_huge_unit.before  # type: ignore[attr-defined]
+        assert elastic._copies is not None
+        said = "".join(elastic._copies._said)
+        assert ("its rank_00000 has 1,099,511,627,776 bytes, as it says" in said) == (rank == 1), said
+        assert max(claim_a_huge_unit.reserved) < 2**20  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_a_size_that_a_node_claims_is_checked_before_memory_is_taken(run: Run) -> None:
+    seen = train(run, END, False, claim_a_huge_unit)
     assert [len(each.results) for each in seen] == [END, END]
     assert committed_by_step(run) == {1: 0, 2: 1, 3: 1, 4: 3, 5: 4, 6: 5}
 

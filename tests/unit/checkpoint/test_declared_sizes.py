@@ -9,8 +9,10 @@ import pickle
 import re
 import resource
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,8 @@ from hetero.checkpoint.interchange.huggingface import HuggingFaceSource, write_h
 from hetero.checkpoint.interchange.metadata_pickle import read_metadata
 from hetero.checkpoint.interchange.native import NativeSource
 from hetero.checkpoint.interchange.torch_dist import TorchDistSource, write_torch_dist
+from hetero.checkpoint.manifest import RankTensor, SavedBlock, Shard
+from hetero.checkpoint.shards import ShardReader
 from hetero.errors import CheckpointError, HeteroError
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import Parameter, parameters
@@ -47,6 +51,56 @@ class Weights:
 
     def tensor(self, parameter: Parameter, dtype: torch.dtype) -> torch.Tensor:
         return full_tensor(parameter.name, parameter.shape, step=1, dtype=dtype)
+
+
+class TestOfAPeer:
+    """A node that serves a shard describes it as well: description and file may claim the same wrong size."""
+
+    class File:
+        where = "node x"
+
+        def __init__(self, entries: dict[str, object], *, size_bytes: int, header_bytes: int | None = None) -> None:
+            text = json.dumps(entries).encode()
+            self.header = (len(text) if header_bytes is None else header_bytes).to_bytes(8, "little") + text
+            self.read_to = 0
+            self._size_bytes = size_bytes
+
+        def size_bytes(self) -> int:
+            return self._size_bytes
+
+        def read_into(self, buffer: memoryview, *, start: int) -> None:
+            self.read_to = max(self.read_to, start + len(buffer))
+            buffer[:] = self.header[start : start + len(buffer)].ljust(len(buffer), b" ")
+
+        def shard(self, **tensors: Any) -> Shard:
+            return Shard(
+                file="x.safetensors",
+                size_bytes=self._size_bytes,
+                header_crc32=zlib.crc32(self.header),
+                boxes=tensors.get("boxes", ()),
+                rank_state=tensors.get("rank_state", ()),
+            )
+
+    def test_a_block_that_is_larger_in_the_file_than_its_description_says(self) -> None:
+        block = SavedBlock(name="weights/x", offsets=(0,), shape=(4,), crc32=0)
+        entry = {"dtype": "F64", "shape": [2**42], "data_offsets": [0, 2**45]}
+        file = self.File({block.key: entry}, size_bytes=2**46)
+        with pytest.raises(CheckpointError, match=rf"node x: weights/x\[0:4\] has shape \[{2**42}\]: damaged"):
+            next(ShardReader(file, file.shard(boxes=(block,))).blocks([block]))
+        assert file.read_to == len(file.header)
+
+    def test_a_state_of_one_rank_that_no_generator_has(self) -> None:
+        own = RankTensor(name="cpu", crc32=0)
+        file = self.File({own.key: {"dtype": "U8", "shape": [2**45], "data_offsets": [0, 2**45]}}, size_bytes=2**46)
+        with pytest.raises(CheckpointError, match=rf"node x: the state of one rank has {2**45:,} bytes, at most 1,048"):
+            ShardReader(file, file.shard(rank_state=(own,))).rank_state()
+        assert file.read_to == len(file.header)
+
+    def test_a_header_that_is_longer_than_its_tensors_need(self) -> None:
+        file = self.File({}, size_bytes=2**46, header_bytes=90_000_000)
+        with pytest.raises(CheckpointError, match="node x: the checksum of its header is wrong"):
+            ShardReader(file, file.shard()).check()
+        assert file.read_to <= 4096
 
 
 class TestOurs:

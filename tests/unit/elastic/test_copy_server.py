@@ -1,8 +1,10 @@
 """The server of copies tells the ranks of its job what they ask for, and nobody anything else."""
 
 import asyncio
+import contextlib
 import http.client
 import ssl
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +17,7 @@ from hetero.elastic.copy_folder import shard_path, slot_folder, write_copy, writ
 from hetero.elastic.copy_server import CopyServer, server_tls
 from hetero.elastic.records import Copy, CopyPlacement, HeldStep, NodeInfo, Unit
 from hetero.errors import CheckpointError, ConfigError
+from hetero.listening import listening_socket
 from tests.helpers.certificates import make_certificates, make_expired_certificate
 from tests.helpers.checkpoints import plan_of, state_of
 from tests.helpers.elastic import JOB, TOKEN, Nodes, nodes
@@ -102,6 +105,42 @@ def test_threads_read_over_one_connection(client: CopyClient) -> None:
 
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(read, range(0, len(CONTENT) - 1000, 377)))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("headers", [f"Content-Length: {10**12}", "Transfer-Encoding: chunked", "Connection: close"])
+def test_a_node_that_sends_more_than_was_asked_for_is_not_read_to_its_end(headers: str) -> None:
+    """Who answers is whom the membership store names; all of it was kept in memory."""
+    with listening_socket("127.0.0.1") as listener:
+        info = NodeInfo(
+            name="x",
+            incarnation="1",
+            node_type="cpu",
+            num_ranks=1,
+            host="127.0.0.1",
+            port=listener.getsockname()[1],
+            failure_domain="x",
+            settings="",
+        )
+        head = f"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-7/76800\r\n{headers}\r\n\r\n".encode()
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(2**16)
+                connection.sendall(head)
+                while True:
+                    connection.sendall(b"8\r\n01234567\r\n" * 1000)
+
+        server = threading.Thread(target=serve)
+        server.start()
+        client = CopyClient(info, job=JOB, token=TOKEN)
+        try:
+            with pytest.raises(CheckpointError, match=r"node x .*: it has no bytes 0 to 8 of files/4/7/rank_00003"):
+                client.read_range(f"files/4/7/{UNIT}", memoryview(bytearray(8)), start=0)
+        finally:
+            client.close()
+            server.join()
 
 
 def test_a_copy_is_waited_for(node: Nodes, client: CopyClient) -> None:

@@ -7,18 +7,22 @@ from itertools import pairwise
 
 import pytest
 
+from hetero.checkpoint.manifest import SavedBlock, Shard
 from hetero.elastic.copy_protocol import CopyProtocol
 from hetero.elastic.placement import (
     CPU_TIME_SHARE,
     CopyInterval,
     CopyTraffic,
     OwnedBlock,
+    check_announced,
     copy_interval,
     place,
     slot_bytes_of_nodes,
     traffic_of_nodes,
 )
-from hetero.errors import ConfigError
+from hetero.elastic.records import Copy, Unit
+from hetero.errors import CheckpointError, ConfigError
+from tests.helpers.checkpoints import plan_of, state_of
 
 
 def block(name: str, start: int = 0, size: int = 8, *, num_bytes: int | None = None) -> OwnedBlock:
@@ -48,6 +52,29 @@ def test_who_holds_only_a_part_of_a_block_does_not_hold_it() -> None:
         ("rank_00000", False, 8),
         ("rank_00001", False, 0),
     ]
+
+
+UNIT = Unit(name="rank_00000", owner=0, keeper=1, held=False, blocks=("w[0:8]", "m[0:8]"), num_bytes=64)
+
+
+def announced(size_bytes: int, *names: str) -> Copy:
+    boxes = tuple(SavedBlock(name=name, offsets=(0,), shape=(8,), crc32=0) for name in names)
+    shard = Shard(file="rank_00000.safetensors", size_bytes=size_bytes, header_crc32=0, boxes=boxes)
+    return Copy(epoch=1, step=2, unit="rank_00000", shard=shard, tensors={}, state=state_of(plan_of(), step=2))
+
+
+def test_what_a_node_says_of_a_unit_is_checked_against_the_placement() -> None:
+    check_announced(announced(64, "m", "w"), UNIT, where="node x")
+    check_announced(announced(2**20, "m", "w"), UNIT, where="node x")
+    for size_bytes in (63, 2**20 + 2**16, 2**40):
+        message = (
+            rf"node x: its rank_00000 has {size_bytes:,} bytes, as it says; .* have 64, and a file of them at most"
+        )
+        with pytest.raises(CheckpointError, match=message):
+            check_announced(announced(size_bytes, "m", "w"), UNIT, where="node x")
+    for names in (("w",), ("m", "w", "x"), ("m", "x")):
+        with pytest.raises(CheckpointError, match="node x: its rank_00000 has other blocks than"):
+            check_announced(announced(64, *names), UNIT, where="node x")
 
 
 def test_nodes_of_one_domain_keep_nothing_for_one_another() -> None:
