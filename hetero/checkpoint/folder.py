@@ -29,10 +29,11 @@ from hetero.checkpoint.state import CheckpointState
 from hetero.checkpoint.write_errors import write_error
 from hetero.errors import CheckpointError, ConfigError
 from hetero.file_systems import REFUSALS
+from hetero.private_files import delete_path
 from hetero.serialization import MAX_FILE_BYTES, T, from_json, read_bytes, to_compact_json, to_json
 from hetero.units import MIB
 
-_PUBLISHED = re.compile(r"step_(\d{8,})")
+_PUBLISHED = re.compile(r"step_(\d{8,12})")
 _LEFT_OVER = re.compile(r"\.step_\d{8,}\.(partial|deleted)")
 _STATE, _MANIFEST = "state.json", "manifest.json"
 
@@ -108,7 +109,7 @@ def prepare(folder: Path, *, start_step: int, own: CheckpointState | None = None
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.iterdir():
             if _LEFT_OVER.fullmatch(path.name):
-                shutil.rmtree(path)
+                delete_path(path)
     except OSError as error:
         raise write_error(folder, error) from None
 
@@ -217,7 +218,10 @@ def keep_newest(
 
 
 def _delete_folder(deleted: Path, advance: Callable[[], None] = lambda: None) -> None:
-    """Delete a folder of a checkpoint that counts no more."""
+    """Delete a folder of a checkpoint that counts no more; of a link to one, the link alone."""
+    if deleted.is_symlink():
+        deleted.unlink()
+        return
     # Its mark goes last: files under the name of a step would count without it.
     for path in sorted(deleted.iterdir(), key=lambda path: path.name == UPLOADING):
         if not path.is_dir():

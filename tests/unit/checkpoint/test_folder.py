@@ -54,6 +54,29 @@ def test_nothing_there(tmp_path: Path) -> None:
         find_checkpoint(tmp_path, 5)
 
 
+def test_a_checkpoint_that_is_a_link_loses_its_name_alone(tmp_path: Path) -> None:
+    """As one that was moved to an archive. What the link led to was deleted."""
+    publish(tmp_path / "archive", 1, 2)
+    publish(tmp_path / "run", 3)
+    for step in (1, 2):
+        (tmp_path / "run" / f"step_{step:08d}").symlink_to(tmp_path / "archive" / f"step_{step:08d}")
+    (tmp_path / "run" / ".step_00000007.partial").symlink_to(tmp_path / "archive")
+    keep_newest(tmp_path / "run", 2)
+    assert published_steps(tmp_path / "run") == [2, 3]
+    prepare(tmp_path / "run", start_step=3)
+    keep_newest(tmp_path / "run", 1)
+    assert names(tmp_path / "run") == ["step_00000003"]
+    for step in (1, 2):
+        assert whole_state(tmp_path / "archive" / f"step_{step:08d}") is not None
+
+
+def test_a_folder_of_a_step_that_no_run_comes_to_is_none(tmp_path: Path) -> None:
+    publish(tmp_path, 4)
+    (tmp_path / f"step_{'9' * 30}").mkdir()
+    (tmp_path / f"step_{'9' * 30}" / "notes").touch()
+    assert latest_step(tmp_path) == 4
+
+
 def test_the_newest_are_kept_and_the_one_that_the_run_started_from(tmp_path: Path) -> None:
     publish(tmp_path, 1, 2, 3, 4, 5)
     keep_newest(tmp_path, 2, protected_steps=(1,))
