@@ -2,10 +2,12 @@
 
 import contextlib
 import errno
+import io
 import os
 from pathlib import Path
 
 from hetero.errors import ConfigError
+from hetero.private_files import open_for_writing
 
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -23,7 +25,8 @@ def write_bytes(path: Path, content: bytes) -> None:
         if (partial := _partial(path)) is None:
             path.write_bytes(content)
         else:
-            partial.write_bytes(content)
+            with io.BufferedWriter(open_for_writing(partial, "w")) as file:
+                file.write(content)
             partial.replace(_target(path))
     except OSError as error:
         if partial is not None:
@@ -53,7 +56,7 @@ def check_can_be_written(path: Path, *, asked_by: str = "") -> None:
         if (partial := _partial(path)) is not None:
             # Permissions do not say everything, such as what a server of files allows, or how long a name may be.
             was_there = partial.exists()
-            partial.open("ab").close()
+            open_for_writing(partial, "a").close()
             if not was_there:
                 partial.unlink()
     except OSError as error:

@@ -23,6 +23,7 @@ from pydantic import ConfigDict
 
 from hetero.errors import ConfigError
 from hetero.printable_fields import AnyText
+from hetero.private_files import open_for_writing
 from hetero.serialization import STRICT, from_json, read_text
 
 EventKind = Literal[
@@ -180,7 +181,7 @@ class EventLog:
         """Open the file, made again if it was deleted, and take away a last line that was written in part."""
         self.close()
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        file = self._file = FileIO(self._path, "a+")
+        file = self._file = open_for_writing(self._path, "a+")
         size = file.seek(0, os.SEEK_END)
         if (whole := _size_of_whole_lines(file, size)) < size:
             file.truncate(whole)

@@ -14,6 +14,7 @@ from hetero.elastic.fork_server import ForkServer
 from hetero.elastic.records import ASSIGNMENT_VARIABLE, STOP_FOR_GOOD, Epoch, RankAssignment
 from hetero.errors import ConfigError
 from hetero.listening import is_loopback
+from hetero.private_files import open_for_writing, write_private
 from hetero.serialization import read_bytes, to_json
 
 _SHOW_EVERY_S = 0.1
@@ -56,7 +57,7 @@ class RankOutput:
             OSError: it cannot be made.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = FileIO(path, "a+")
+        file = open_for_writing(path, "a+")
         self._files.append(_FollowedFile(file, prefix, file.seek(0, os.SEEK_END)))
 
     def show_new(self, *, last: bool = False) -> None:
@@ -150,7 +151,7 @@ class RankProcesses:
         epoch = assignment.epoch
         ranks = next(each.ranks for each in epoch.nodes if each.node.name == assignment.node)
         path = files / f"assignment_{epoch.number:08d}.json"
-        _write_private(path, to_json(assignment))
+        write_private(path, to_json(assignment))
         self.epoch = epoch.number
         for local_rank, rank in enumerate(ranks):
             output = logs / f"epoch_{epoch.number:08d}" / f"rank_{rank:05d}.log"
@@ -218,10 +219,3 @@ def _variables(epoch: Epoch, node: str, rank: int, local_rank: int) -> dict[str,
         # Debian resolves a host's own name to 127.0.1.1, which gloo takes for an address of its own.
         **({"GLOO_SOCKET_IFNAME": "lo"} if is_loopback(epoch.rendezvous_host) else {}),
     }
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Only this user may read it, from the first byte on."""
-    path.unlink(missing_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123
-        file.write(text)

@@ -43,6 +43,7 @@ import hetero.runtime.trainer  # noqa: E402, F401
 from hetero.elastic.records import RankAssignment  # noqa: E402
 from hetero.listening import listening_socket  # noqa: E402
 from hetero.plan.ir import Plan  # noqa: E402
+from hetero.private_files import open_for_writing  # noqa: E402
 from hetero.serialization import adapter_of  # noqa: E402
 
 for _record in (Plan, RankAssignment):
@@ -62,7 +63,7 @@ def run_rank(program: str, flags: Sequence[str], variables: Mapping[str, str], o
     """
     end_with_parent(parent)
     agents_output = os.dup(1)
-    with contextlib.suppress(OSError), Path(output).open("ab") as file:
+    with contextlib.suppress(OSError), open_for_writing(Path(output), "a") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # the interpreter's own text streams

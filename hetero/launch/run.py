@@ -13,6 +13,7 @@ from types import FrameType
 
 from hetero.errors import ConfigError, MembershipError
 from hetero.launch.hosts import NodeHost
+from hetero.private_files import open_for_writing
 
 LAST_LINES = 15
 """Lines of a log that a message repeats."""
@@ -49,6 +50,10 @@ class _Watched:
         self.last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
         self._say, self._ended = say, ended
         try:
+            self._file = open_for_writing(log, "w")
+        except OSError as error:
+            raise ConfigError(f"{log}: cannot be written: {error.strerror}; name another folder (--logs)") from None
+        try:
             self.process = subprocess.Popen(
                 command.words,
                 stdin=subprocess.PIPE,
@@ -58,6 +63,7 @@ class _Watched:
                 start_new_session=True,
             )
         except OSError as error:
+            self._file.close()
             raise ConfigError(
                 f"host {self.host.title}: {command.words[0]} cannot be started: {error.strerror}"
             ) from None
@@ -66,10 +72,9 @@ class _Watched:
 
     def _copy(self) -> None:
         assert self.process.stdout is not None
-        with self.log.open("wb") as log:
+        with self._file as log:
             for line in self.process.stdout:
                 log.write(line)
-                log.flush()
                 # A progress bar goes back to the start of its line again and again.
                 for text in line.decode("utf-8", errors="replace").rstrip().splitlines() or [""]:
                     self.last.append(text)

@@ -3,7 +3,9 @@
 import os
 import stat
 import threading
+from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,10 +61,10 @@ def test_permissions_are_looked_at(tmp_path: Path) -> None:
 def test_what_the_system_refuses_is_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a server of files may that trusts no other machine's root: permissions say nothing of it."""
 
-    def refuse(self: Path, *_: object, **__: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     assert refused(tmp_path / "plan.json").startswith("may not be written; choose another place")
 
 
@@ -70,16 +72,28 @@ def test_nothing_half_written_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = tmp_path / "plan.json"
     path.write_bytes(b"before")
 
-    def full(self: Path, content: bytes) -> None:
-        with self.open("wb") as file:
-            file.write(content[:1])
-        raise OSError(28, "No space left on device")
+    class Full(FileIO):
+        def write(self, content: Any) -> int:
+            super().write(content[:1])
+            raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr("hetero.private_files.FileIO", Full)
     with pytest.raises(ConfigError, match=r"plan\.json: cannot be written: No space left on device"):
         write_bytes(path, b"after")
     assert list(tmp_path.iterdir()) == [path]
     assert path.read_bytes() == b"before"
+
+
+def test_a_link_in_the_place_of_the_partial_file_is_not_written_through(tmp_path: Path) -> None:
+    """Anybody may put one into a shared folder, as the name is known before."""
+    mine = tmp_path / "mine"
+    mine.write_bytes(b"mine")
+    (tmp_path / "plan.json.partial").symlink_to(mine)
+    with pytest.raises(
+        ConfigError, match=r"plan\.json: cannot be written: plan\.json\.partial is a link, which is not"
+    ):
+        write_bytes(tmp_path / "plan.json", b"plan")
+    assert mine.read_bytes() == b"mine"
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import resource
 import shutil
 import signal
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -95,16 +96,28 @@ def test_a_line_of_an_agent_that_was_killed_gives_way(path: Path, shown: list[st
     assert kinds(path) == ["agent_started", "agent_started"]
 
 
-def test_a_disk_that_is_full_at_the_start_is_said(path: Path, shown: list[str]) -> None:
-    path.parent.mkdir()
-    path.symlink_to("/dev/full")
-    log = EventLog(path, node="a", show=shown.append)
-    log.note("agent_started")
+def test_a_disk_that_is_full_at_the_start_is_said(
+    path: Path, shown: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("hetero.elastic.events.open_for_writing", lambda path, mode: FileIO("/dev/full", mode))
+        log = EventLog(path, node="a", show=shown.append)
+        log.note("agent_started")
     assert ["No space left on device" in each for each in shown] == [True]
-    path.unlink()
     log.note("warm")
     log.close()
     assert kinds(path) == ["events_lost", "warm"]
+
+
+def test_a_link_that_another_user_has_put_there_is_not_written_through(path: Path, shown: list[str]) -> None:
+    """A last line that is not whole is cut off at the start, of the user's own file as well."""
+    path.parent.mkdir()
+    mine = path.with_name("mine")
+    mine.write_text("half a line")
+    path.symlink_to(mine)
+    with pytest.raises(ConfigError, match=rf"{path.name} is a link, which is not followed; name another folder"):
+        EventLog(path, node="a", show=shown.append)
+    assert mine.read_text() == "half a line"
 
 
 def test_a_place_that_can_hold_no_log_is_refused(tmp_path: Path, shown: list[str]) -> None:

@@ -37,6 +37,15 @@ def test_a_very_long_line_does_not_hold_up_what_follows(tmp_path: Path, monkeypa
     assert shown == ["abcd", "efg", "hi"]
 
 
+def test_a_log_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    """Anybody may put one into a shared folder of logs."""
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "rank.log").symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError, match=r"rank\.log is a link, which is not followed"):
+        RankOutput([].append).follow(tmp_path / "rank.log", prefix="")
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
 def test_lines_are_shown_also_of_a_file_that_was_deleted(tmp_path: Path) -> None:
     shown: list[str] = []
     output = RankOutput(shown.append)
