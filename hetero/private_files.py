@@ -76,10 +76,15 @@ def open_for_writing(path: Path, mode: str) -> FileIO:
     Raises:
         OSError: it is a link or no regular file, or cannot be opened.
     """
-    file = FileIO(path, mode, opener=lambda name, flags: os.open(name, flags | _ONLY_A_FILE, 0o666))
+    try:
+        file = FileIO(path, mode, opener=lambda name, flags: os.open(name, flags | _ONLY_A_FILE, 0o666))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, f"{path.name} is a link, which is not followed", str(path)) from None
+        raise
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise FileExistsError(errno.EEXIST, "it is no regular file", str(path))
+        raise FileExistsError(errno.EEXIST, f"{path.name} is no regular file", str(path))
     return file
 
 

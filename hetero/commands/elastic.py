@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import socket
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -153,7 +154,12 @@ def _add_agent(actions: Any) -> None:
     )
     node.add_argument("--port", type=int, default=0, help="to serve copies on (default: a free one)")
     node.add_argument("--failure-domain", metavar="NAME", help="nodes of one are lost together (default: the node's)")
-    node.add_argument("--copies", type=Path, metavar="FOLDER", help="default: /dev/shm/hetero-JOB-NODE")
+    node.add_argument(
+        "--copies",
+        type=Path,
+        metavar="FOLDER",
+        help="default: /dev/shm/hetero-JOB-NODE, with a random ending if another user has taken that name",
+    )
     node.add_argument("--logs", type=Path, metavar="FOLDER", help="default: elastic-logs/JOB")
     node.add_argument("--tls-cert", type=Path, metavar="PEM", help="serve copies by TLS; the same on all nodes")
     node.add_argument("--tls-key", type=Path, metavar="PEM", help="its key")
@@ -179,6 +185,7 @@ def agent_options(args: argparse.Namespace) -> "AgentOptions":
         ConfigError: a flag is wrong, or the program is not there.
     """
     from hetero.elastic.agent_options import AgentOptions
+    from hetero.elastic.folder_claim import choose_folder
     from hetero.elastic.leadership import LeaderSettings
     from hetero.elastic.notices import metadata_source
     from hetero.elastic.uploads import upload_schedule
@@ -200,7 +207,7 @@ def agent_options(args: argparse.Namespace) -> "AgentOptions":
         host=args.host,
         port=args.port,
         failure_domain=args.failure_domain or name,
-        folder=args.copies or copies_folder(args.job, name),
+        folder=args.copies or choose_folder(args.job, name, say=partial(print, flush=True)),
         logs=args.logs or Path("elastic-logs") / args.job,
         settings=job_settings(args),
         leave_within_s=args.leave_within,
@@ -235,11 +242,6 @@ def straggler_settings(args: argparse.Namespace) -> "StragglerSettings":
             f"more than {recovered:g} times, below which a node counts as fast again, and no negative seconds"
         )
     return StragglerSettings(threshold=args.straggler_threshold, for_s=args.straggler_after)
-
-
-def copies_folder(job: str, node: str) -> Path:
-    """Where a node keeps its copies unless it is told otherwise."""
-    return Path(f"/dev/shm/hetero-{job}-{node}")
 
 
 def job_settings(args: argparse.Namespace) -> Any:

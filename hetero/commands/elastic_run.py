@@ -11,14 +11,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterator
+from functools import partial
 from pathlib import Path
 
-from hetero.commands.elastic import copies_folder, etcd_command, job_settings, straggler_settings
+from hetero.commands.elastic import etcd_command, job_settings, straggler_settings
 from hetero.distributed.helper_processes import end_with_parent
 from hetero.elastic.etcd import EtcdAddress, wait_until_it_answers
+from hetero.elastic.folder_claim import SHARED_MEMORY, choose_folder, delete_folder
 from hetero.elastic.job_settings import settings_differences
 from hetero.elastic.job_store import JobStore
 from hetero.errors import ConfigError, MembershipStoreError
+from hetero.private_files import make_private_folder
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
 from hetero.standard_output import output_words
@@ -42,7 +45,7 @@ def run_on_this_machine(args: argparse.Namespace) -> int:
     straggler_settings(args)
     types = node_types(args.program, args.nodes)
     names = [f"node-{index}" for index in range(args.nodes)]
-    copies = [copies_folder(args.job, name) for name in names]
+    copies = {name: choose_folder(args.job, name, say=partial(print, flush=True)) for name in names}
     data = _logs(args) / "etcd" / args.job
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
@@ -50,10 +53,11 @@ def run_on_this_machine(args: argparse.Namespace) -> int:
     try:
         with _etcd(data) as (url, etcd), contextlib.ExitStack() as cleanup:
             store = JobStore(EtcdAddress(urls=(url,)), args.job)
-            _check_kept_run(args, store, data=data, copies=copies)
+            _check_kept_run(args, store, data=data, copies=copies.values())
             agents = {}
             for name, node_type in zip(names, types, strict=True):
-                agents[name] = _started(_agent_command(args, url=url, name=name, node_type=node_type))
+                words = _agent_command(args, url=url, name=name, node_type=node_type, copies=copies[name])
+                agents[name] = _started(words)
                 cleanup.callback(_end, agents[name])
             print(f"etcd {url}, job {args.job}; try in another terminal:")
             print(f"  {sys.executable} -m hetero elastic status --etcd {url} --job {args.job}")
@@ -63,11 +67,12 @@ def run_on_this_machine(args: argparse.Namespace) -> int:
     except SystemExit as stopped:
         exit_code = int(stopped.code or 0)
     if exit_code == 0:
-        for folder in (data, *copies):
-            shutil.rmtree(folder, ignore_errors=True)
-    elif any(folder.exists() for folder in copies):
+        shutil.rmtree(data, ignore_errors=True)
+        for folder in copies.values():
+            delete_folder(folder)
+    elif any(folder.exists() for folder in copies.values()):
         print(
-            f"etcd's data is kept in {data}, copies in {copies[0].parent}: the same command goes on from the newest "
+            f"etcd's data is kept in {data}, copies in {SHARED_MEMORY}: the same command goes on from the newest "
             "step that is whole there",
             flush=True,
         )
@@ -138,12 +143,13 @@ def node_types(words: list[str], count: int) -> list[str]:
     return [*listed, *[listed[-1]] * count][:count]
 
 
-def _agent_command(args: argparse.Namespace, *, url: str, name: str, node_type: str) -> list[str]:
+def _agent_command(args: argparse.Namespace, *, url: str, name: str, node_type: str, copies: Path) -> list[str]:
     options = {
         "job": args.job,
         "etcd": url,
         "node-name": name,
         "node-type": node_type,
+        "copies": copies,
         "lease": args.lease,
         "min-nodes": args.min_nodes,
         "wait-for-nodes": args.wait_for_nodes,
@@ -174,7 +180,7 @@ def _etcd(data: Path) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     Raises:
         ConfigError: it did not start, or another run works with the folder.
     """
-    data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private_folder(data, fix="give another --logs")
     lock = os.open(data, os.O_RDONLY | os.O_DIRECTORY)
     try:
         # A second etcd would wait for the first one without a word.

@@ -14,11 +14,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from hetero.distributed.process_output import ignore_output_errors
 from hetero.elastic.agent_options import AgentOptions
-from hetero.elastic.copy_folder import MemoryOfEpochs, claimed_folder, delete_folder, remove_copy
+from hetero.elastic.copy_folder import MemoryOfEpochs, remove_copy
 from hetero.elastic.copy_server import CopyServer, server_tls
 from hetero.elastic.ends import AgentEnd, End, EndError, end_by_error, end_of, end_of_job, forget_command
 from hetero.elastic.etcd_patience import EtcdPatience
 from hetero.elastic.events import EventLog
+from hetero.elastic.folder_claim import claimed_folder, delete_folder
 from hetero.elastic.fork_server import ForkServer
 from hetero.elastic.job_entry import JobEntry
 from hetero.elastic.job_settings import settings_checksum

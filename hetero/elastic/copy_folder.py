@@ -1,6 +1,5 @@
 """Names what lies in a node's folder of copies, and says what is there.
 
-    FOLDER/job.json                                 whose the folder is; locked while an agent works with it
     FOLDER/newest_epoch.json                        the newest epoch that the node has seen: NodeMemory
     FOLDER/epoch_00000004/placement.json            all units of the epoch
     FOLDER/epoch_00000004/slot_0/UNIT.safetensors   a unit after one step
@@ -8,44 +7,41 @@
     FOLDER/epoch_00000004/slot_1/...                after another step
 
 A unit's JSON is removed before its file is written and renamed into place after, so that a reader never takes a half
-written file for a copy. Checksums say the rest.
+written file for a copy. Checksums say the rest. What has another name, or is a link, is neither read nor deleted.
 """
 
 import contextlib
 import dataclasses
-import fcntl
 import os
 import re
 import shutil
+import stat
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
-from typing import ClassVar
-
-from pydantic import ConfigDict
 
 from hetero.elastic.records import Ancestry, Copy, CopyPlacement, HeldStep, Inventory, NodeMemory
 from hetero.errors import CheckpointError, ConfigError
-from hetero.serialization import STRICT, T, load, to_compact_json, to_json
+from hetero.private_files import delete_path
+from hetero.serialization import T, load, to_compact_json
 
 SLOTS = (0, 1)
 """One holds the newest committed step while the other is written."""
 
 UNIT_NAME = re.compile(r"rank_\d{5,}(\.held_\d{5,})?")
 
-_EPOCH = re.compile(r"epoch_(\d{8,})")
-_JOB, _PLACEMENT, _MEMORY = "job.json", "placement.json", "newest_epoch.json"
+EPOCH_NAME = re.compile(r"epoch_(\d{8,12})")
+"""Of an epoch's folder. Servers of copies read no longer numbers either."""
 
+MEMORY_NAME = "newest_epoch.json"
+PARTIAL_NAME = re.compile(r"\..+\.\d+\.partial")
+"""Of a file while it is written."""
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Owner:
-    """Whose a folder is."""
+UPLOAD = "upload"
+"""The folder of an epoch's step that is held for its upload."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+FOLDERS_OF_EPOCH = (*(f"slot_{slot}" for slot in SLOTS), UPLOAD)
 
-    job: str
+_PLACEMENT = "placement.json"
 
 
 def epoch_folder(folder: Path, epoch: int) -> Path:
@@ -71,10 +67,10 @@ def copy_path(slot: Path, unit: str) -> Path:
 def epochs_in(folder: Path) -> list[int]:
     """The epochs that have a folder, ascending; none where the folder is gone, or cannot be read."""
     try:
-        matches = [_EPOCH.fullmatch(path.name) for path in folder.iterdir() if path.is_dir()]
+        names = [path.name for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
     except OSError:
         return []
-    return sorted(int(match[1]) for match in matches if match)
+    return sorted(int(match[1]) for match in map(EPOCH_NAME.fullmatch, names) if match)
 
 
 def write_placement(folder: Path, epoch: int, placement: CopyPlacement, *, epoch_id: str) -> None:
@@ -88,7 +84,7 @@ def write_placement(folder: Path, epoch: int, placement: CopyPlacement, *, epoch
     except CheckpointError:
         is_ours = False
     if not is_ours:
-        shutil.rmtree(epoch_folder(folder, epoch))
+        delete_path(epoch_folder(folder, epoch))
     for slot in SLOTS:
         slot_folder(folder, epoch, slot).mkdir(parents=True, exist_ok=True)
     _write_whole(epoch_folder(folder, epoch) / _PLACEMENT, dataclasses.replace(placement, epoch_id=epoch_id))
@@ -145,7 +141,7 @@ class MemoryOfEpochs:
 
     def _write(self, memory: NodeMemory) -> bool:
         try:
-            _write_whole(self._folder / _MEMORY, memory)
+            _write_whole(self._folder / MEMORY_NAME, memory)
         except OSError:
             return False
         return True
@@ -154,7 +150,7 @@ class MemoryOfEpochs:
 def _memory(folder: Path) -> NodeMemory:
     """What is noted in a folder; nothing if it is damaged."""
     with contextlib.suppress(CheckpointError):
-        return _read(NodeMemory, folder / _MEMORY) or NodeMemory()
+        return _read(NodeMemory, folder / MEMORY_NAME) or NodeMemory()
     return NodeMemory()
 
 
@@ -203,18 +199,38 @@ def remove_epochs_before(folder: Path, epoch: int) -> None:
     """Delete the copies of earlier epochs, whose memory is needed again."""
     for each in epochs_in(folder):
         if each < epoch:
+            # The agent and a rank may both be at it.
             shutil.rmtree(epoch_folder(folder, each), ignore_errors=True)
+
+
+def forget_copies(folder: Path) -> None:
+    """Delete all copies, and what is noted of their job.
+
+    Raises:
+        OSError: something of it cannot be deleted.
+    """
+    for epoch in epochs_in(folder):
+        delete_path(epoch_folder(folder, epoch))
+    (folder / MEMORY_NAME).unlink(missing_ok=True)
 
 
 def used_bytes(folder: Path, *, before_epoch: int) -> int:
     """What copies of earlier epochs take up."""
     return sum(
-        path.stat().st_blocks * 512
+        _allocated_bytes(path)
         for each in epochs_in(folder)
         if each < before_epoch
         for path in epoch_folder(folder, each).rglob("*")
-        if path.is_file()
     )
+
+
+def _allocated_bytes(path: Path) -> int:
+    """What a file takes up; nothing of anything else, or if it is gone."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return 0
+    return status.st_blocks * 512 if stat.S_ISREG(status.st_mode) else 0
 
 
 def inventory(folder: Path, *, node: str) -> Inventory:
@@ -246,76 +262,6 @@ def inventory(folder: Path, *, node: str) -> Inventory:
     )
 
 
-@contextlib.contextmanager
-def claimed_folder(folder: Path, *, job: str) -> Iterator[None]:
-    """Work with a folder as its only agent, while the block lasts.
-
-    Copies that an earlier agent of the same job has left stay, as they are what a run goes on from; those of another
-    job are deleted: ask :func:`owner_of_copies` first. The folder is private to its user.
-
-    Raises:
-        ConfigError: another agent works with it, it is somebody else's, or it holds what no agent has put there.
-    """
-    fix = "name another folder"
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        status = folder.stat(follow_symlinks=False)
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot hold copies: {error.strerror}; {fix}") from None
-    if folder.is_symlink() or status.st_uid != os.getuid():
-        raise ConfigError(f"{folder}: it is a link, or belongs to another user; {fix}")
-    marker = folder / _JOB
-    if not marker.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder}: it has files that are no copies of a run; {fix}, or delete them")
-    with contextlib.suppress(OSError):
-        folder.chmod(0o700)
-    if folder.stat().st_mode & 0o077:
-        raise ConfigError(f"{folder}: its file system lets others read what is in it (mode 0700 is refused); {fix}")
-    with contextlib.ExitStack() as opened:
-        try:
-            number = os.open(marker, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            file = opened.enter_context(FileIO(number, "r+"))
-        except OSError as error:
-            raise ConfigError(f"{marker}: cannot be written: {error.strerror}; {fix}, or make room there") from None
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"{folder}: another agent works with it; {fix}, or end that agent") from None
-        except OSError as error:
-            raise ConfigError(
-                f"{folder}: it cannot be locked: {error.strerror}; {fix}, on a local file system such as /dev/shm"
-            ) from None
-        try:
-            if file.read() != (owner := to_json(_Owner(job=job)).encode()):
-                for epoch in epochs_in(folder):
-                    shutil.rmtree(epoch_folder(folder, epoch))
-                (folder / _MEMORY).unlink(missing_ok=True)
-                file.seek(0)
-                file.truncate()
-                file.write(owner)
-        except OSError as error:
-            raise ConfigError(f"{folder}: cannot be taken over: {error.strerror}; {fix}, or make room there") from None
-        yield
-
-
-def owner_of_copies(folder: Path) -> str | None:
-    """Return the job that the copies in a folder are of, as :func:`claimed_folder` had it.
-
-    Returns:
-        ``None`` where there are no copies; empty where nothing says whose they are.
-    """
-    if not epochs_in(folder):
-        return None
-    with contextlib.suppress(ConfigError):
-        return load(_Owner, folder / _JOB).job
-    return ""
-
-
-def delete_folder(folder: Path) -> None:
-    """Delete a folder of copies with all that is in it, once its run is over."""
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 def _write_whole(path: Path, value: object) -> None:
     """Write a JSON file that appears whole."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -324,10 +270,15 @@ def _write_whole(path: Path, value: object) -> None:
 
 
 def _read(cls: type[T], path: Path) -> T | None:
+    """What a file says, ``None`` where it is not there.
+
+    Raises:
+        CheckpointError: it is damaged, or cannot be read.
+    """
     try:
-        return load(cls, path) if path.exists() else None
+        return load(cls, path) if os.path.lexists(path) else None
     except ConfigError as error:
         # It may have been taken away in between, to be written anew.
-        if not path.exists():
+        if not os.path.lexists(path):
             return None
         raise CheckpointError(f"{path}: damaged: {error}") from None

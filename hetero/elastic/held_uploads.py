@@ -20,14 +20,15 @@ from collections.abc import Sequence
 from io import FileIO
 from pathlib import Path
 
-from hetero.elastic.copy_folder import copy_path, epoch_folder, read_copy, shard_path
+from hetero.elastic.copy_folder import UPLOAD, copy_path, epoch_folder, read_copy, shard_path
 from hetero.elastic.records import Copy, RankAssignment
 from hetero.file_systems import PARTIAL_SUFFIX, copy_whole, was_linked
+from hetero.private_files import is_own_folder
 
 
 def upload_folder(folder: Path, epoch: int) -> Path:
     """Where the step of an epoch is that is held for its upload."""
-    return epoch_folder(folder, epoch) / "upload"
+    return epoch_folder(folder, epoch) / UPLOAD
 
 
 def held_units(folder: Path, epoch: int, units: Sequence[str]) -> dict[str, tuple[Copy, Path]] | None:
@@ -44,7 +45,7 @@ def held_units(folder: Path, epoch: int, units: Sequence[str]) -> dict[str, tupl
 def holds_any(folder: Path, epoch: int) -> bool:
     """Whether a node holds anything for an upload."""
     held = upload_folder(folder, epoch)
-    return held.is_dir() and any(held.iterdir())
+    return is_own_folder(held) and any(held.iterdir())
 
 
 def is_being_copied(folder: Path, epoch: int) -> bool:
@@ -55,7 +56,7 @@ def is_being_copied(folder: Path, epoch: int) -> bool:
 def release(folder: Path, epoch: int) -> None:
     """Let go of all that is held."""
     held = upload_folder(folder, epoch)
-    for path in held.iterdir() if held.is_dir() else ():
+    for path in held.iterdir() if is_own_folder(held) else ():
         path.unlink(missing_ok=True)
 
 

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 
 from hetero.elastic.agent_options import AgentOptions
-from hetero.elastic.copy_folder import owner_of_copies
 from hetero.elastic.ends import End, EndError, forget_command
 from hetero.elastic.etcd_patience import EtcdPatience
 from hetero.elastic.events import EventLog
+from hetero.elastic.folder_claim import owner_of_copies
 from hetero.elastic.job_settings import check_settings, settings_differences
 from hetero.elastic.job_store import JobState, token_mark
 from hetero.elastic.membership import Membership

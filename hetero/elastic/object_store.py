@@ -50,9 +50,9 @@ _SLOWEST_BYTES_PER_S = MIB / 8
 """A unit that is sent slower than that is given up."""
 
 _HELD, _MANIFEST = "held.json", "manifest.json"
-_STEP = re.compile(r"step_(\d{8,})")
-_EPOCH = re.compile(r"epoch_(\d{8,})\.json")
-_UNIT = re.compile(r"epoch_(\d{8,})\.")
+_STEP = re.compile(r"step_(\d{8,12})")
+_EPOCH = re.compile(r"epoch_(\d{8,12})\.json")
+_UNIT = re.compile(r"epoch_(\d{8,12})\.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

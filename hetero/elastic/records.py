@@ -10,9 +10,9 @@ committed   a step whose copies were all whole on two failure domains when the r
 
 import signal
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from hetero.checkpoint.manifest import Shard, TensorInfo
 from hetero.checkpoint.state import CheckpointState
@@ -28,6 +28,9 @@ DESCRIBE_VARIABLE = "HETERO_ELASTIC_DESCRIBE"
 """Environment variable of a program that is to train nothing: it writes its planning problem
 (:class:`hetero.elastic.planning_problem.PlanningProblem`) as JSON to the file that this names, and ends with 0."""
 
+
+EpochOrStep = Annotated[int, Field(ge=0, lt=10**12)]
+"""Of an epoch or a step, from wherever it was read: it has no more digits than names of folders have."""
 
 STOP_FOR_GOOD = signal.SIGURG
 """Signal by which an agent has its ranks save the step in hand and end the run; SIGTERM has them end for another epoch.
@@ -104,8 +107,8 @@ class Copy:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    epoch: int
-    step: int
+    epoch: EpochOrStep
+    step: EpochOrStep
     unit: str
     shard: Shard
     tensors: dict[str, TensorInfo]
@@ -121,8 +124,8 @@ class RestorePoint:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    epoch: int
-    step: int
+    epoch: EpochOrStep
+    step: EpochOrStep
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,8 +139,8 @@ class Ancestry:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    ids: dict[int, str] = field(default_factory=dict)
-    lineage: dict[int, RestorePoint] = field(default_factory=dict)
+    ids: dict[EpochOrStep, str] = field(default_factory=dict)
+    lineage: dict[EpochOrStep, RestorePoint] = field(default_factory=dict)
 
     @property
     def number(self) -> int:
@@ -182,8 +185,8 @@ class HeldStep:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    epoch: int
-    step: int
+    epoch: EpochOrStep
+    step: EpochOrStep
     units: frozenset[str]
 
 
@@ -200,8 +203,8 @@ class Inventory:
 
     node: str
     steps: tuple[HeldStep, ...]
-    units_of_epoch: dict[int, frozenset[str]]
-    id_of_epoch: dict[int, str]
+    units_of_epoch: dict[EpochOrStep, frozenset[str]]
+    id_of_epoch: dict[EpochOrStep, str]
     memory: NodeMemory = field(default_factory=NodeMemory)
 
 
@@ -233,12 +236,12 @@ class Epoch:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    number: int
+    number: EpochOrStep
     plan: Plan
     nodes: tuple[EpochNode, ...]
     start: RestorePoint
-    ids: dict[int, str]
-    lineage: dict[int, RestorePoint]
+    ids: dict[EpochOrStep, str]
+    lineage: dict[EpochOrStep, RestorePoint]
     sources: dict[str, tuple[str, ...]]
     rendezvous_host: str
     rendezvous_port: int

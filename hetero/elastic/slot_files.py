@@ -4,9 +4,11 @@ The files are those of :mod:`hetero.checkpoint.shards`. Their shapes do not chan
 once, and the memory of a file is used again: fresh pages of ``/dev/shm`` take longer to get than to fill.
 """
 
+import errno
 import json
 import mmap
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,8 +39,10 @@ def reused_file(path: Path, size_bytes: int) -> Iterator[int]:
     """
     if path.exists() and path.stat().st_nlink > 1:
         path.unlink()
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise FileExistsError(errno.EEXIST, f"{path.name} is no regular file", str(path))
         os.posix_fallocate(descriptor, 0, max(size_bytes, 1))
         os.ftruncate(descriptor, size_bytes)
         yield descriptor

@@ -20,6 +20,7 @@ from hetero.commands import elastic_run
 from hetero.commands.elastic import agent_options
 from hetero.elastic.etcd import EtcdAddress, delete_request, put_request, wait_until_it_answers
 from hetero.elastic.events import read_events
+from hetero.elastic.folder_claim import SHARED_MEMORY, delete_folder
 from hetero.elastic.job_store import JobState, JobStore
 from hetero.elastic.records import NodeReport, Notice, Outcome, RankReport, UploadSchedule
 from hetero.errors import ConfigError
@@ -138,6 +139,53 @@ def test_a_stopped_job_on_one_machine_goes_on_and_ends_without_its_etcd(tmp_path
     assert "all ranks of this node have finished; etcd was not told: " in again.read_text()
     assert not list(Path("/dev/shm").glob(f"hetero-{job}-*"))
     assert not (logs / "etcd" / job).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.rotates(every=3, turn=2)
+def test_a_job_goes_on_where_another_user_has_taken_the_name_of_its_folder(tmp_path: Path, job: str) -> None:
+    """The name is known before; a link does here for a folder of another user, as any user can make one in a test."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    taken = SHARED_MEMORY / f"hetero-{job}-node-0"
+    taken.symlink_to(theirs)
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    logs = tmp_path / "logs"
+    flags = ["--hetero-cluster", str(tmp_path / "cluster.yaml"), "--steps", "60", "--step-s", "0.1"]
+    options = ["--job", job, "--nodes", "1", "--logs", str(logs), "--lease", "3"]
+    words = [sys.executable, "-m", "hetero", "elastic", "run", *options, "--", "tests/helpers/fake_program.py", *flags]
+
+    def run(name: str) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(words, cwd=ROOT, stdout=(tmp_path / name).open("wb"), stderr=subprocess.STDOUT)
+
+    def committed() -> int:
+        path = logs / "node-0.events.jsonl"
+        return sum(event.kind == "committed" for event in read_events(path)) if path.exists() else 0
+
+    process = run("first")
+    try:
+        deadline = time.monotonic() + 120
+        while not committed():
+            assert process.poll() is None, (tmp_path / "first").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+        (kept,) = SHARED_MEMORY.glob(f"hetero-{job}-node-0~*")
+        said = f"hetero: {taken} is no folder of this user: copies of node node-0 go to {kept}\n"
+        assert said in (tmp_path / "first").read_text()
+        process = run("again")
+        assert process.wait(100) == 0, (tmp_path / "again").read_text()
+        assert f"copies of node node-0 are in {kept}, as those of its last agent" in (tmp_path / "again").read_text()
+        assert "rank 0 of 1 goes on from step 0" not in (tmp_path / "again").read_text()
+        assert not kept.exists()
+        assert list(theirs.iterdir()) == []
+    finally:
+        process.kill()
+        process.wait()
+        taken.unlink()
+        for folder in SHARED_MEMORY.glob(f"hetero-{job}-*"):
+            delete_folder(folder)
 
 
 def test_a_second_run_of_a_job_on_one_machine_is_refused_at_once(

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 
-from hetero.commands.elastic import copies_folder
 from hetero.elastic.events import ElasticEvent, EventKind, read_events
+from hetero.elastic.folder_claim import SHARED_MEMORY
 from hetero.elastic.job_store import JobState, JobStore
 from hetero.elastic.records import Notice
 from tests.helpers.etcd import EtcdServer
@@ -104,7 +104,7 @@ class ElasticCluster:
             **{key.replace("_", "-"): value for key, value in options.items()},
         }
         flags = [f"--{option}={value}" for option, value in given.items()]
-        self._copies[name] = Path(str(given.get("copies", copies_folder(self.job, name))))
+        self._copies[name] = Path(str(given.get("copies", SHARED_MEMORY / f"hetero-{self.job}-{name}")))
         self._agents[name] = ForkedAgent(
             ["elastic", "agent", *flags, "--", *(words or self._words)],
             output=self._folder / f"{name}.out",

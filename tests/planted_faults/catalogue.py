@@ -1,5 +1,6 @@
 """All planted faults."""
 
+from tests.planted_faults.folder_faults import FOLDER_FAULTS
 from tests.planted_faults.gpu_faults import GPU_FAULTS
 from tests.planted_faults.offload_faults import OFFLOAD_FAULTS
 from tests.planted_faults.plan_faults import PLAN_FAULTS
@@ -16,4 +17,5 @@ FAULTS = (
     *PRICE_FAULTS,
     *OFFLOAD_FAULTS,
     *PRINTABLE_FAULTS,
+    *FOLDER_FAULTS,
 )

@@ -13,7 +13,6 @@ from obstore.exceptions import GenericError
 
 from hetero.elastic.copy_folder import (
     MemoryOfEpochs,
-    claimed_folder,
     copy_path,
     epochs_in,
     find_copy,
@@ -24,6 +23,7 @@ from hetero.elastic.copy_folder import (
     slot_folder,
     write_placement,
 )
+from hetero.elastic.folder_claim import claimed_folder
 from hetero.elastic.rank_reports import RankReports
 from hetero.elastic.records import Ancestry, HeldStep, NodeMemory, RestorePoint
 from hetero.elastic.store_connection import fix_of
@@ -47,7 +47,9 @@ class TestClaim:
     def test_two_agents_do_not_share_one(self, tmp_path: Path) -> None:
         with (
             claimed_folder(tmp_path, job="one"),
-            pytest.raises(ConfigError, match="another agent works with it; name another folder, or end that agent"),
+            pytest.raises(
+                ConfigError, match=r"another agent works with it; name another folder \(--copies\), or end that agent"
+            ),
             claimed_folder(tmp_path, job="one"),
         ):
             pass
@@ -66,7 +68,10 @@ class TestClaim:
 
     def test_no_shared_memory(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
-        with pytest.raises(ConfigError, match="cannot hold copies"), claimed_folder(tmp_path / "file" / "x", job="one"):
+        with (
+            pytest.raises(ConfigError, match="the folder cannot be made: Not a directory"),
+            claimed_folder(tmp_path / "file" / "x", job="one"),
+        ):
             pass
 
     def test_no_room_is_one_clear_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,8 +80,8 @@ class TestClaim:
         def full(*_: object) -> int:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr("hetero.elastic.copy_folder.FileIO", type("Full", (FileIO,), {"write": full}))
-        message = "cannot be taken over: No space left on device; name another folder, or make room there"
+        monkeypatch.setattr("hetero.elastic.folder_claim.FileIO", type("Full", (FileIO,), {"write": full}))
+        message = r"cannot be taken over: No space left on device; name another folder \(--copies\), or make room there"
         with pytest.raises(ConfigError, match=message), claimed_folder(tmp_path, job="one"):
             pass
 
@@ -166,9 +171,7 @@ def test_a_folder_that_cannot_be_locked_is_refused_with_one_that_can(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refused)
-    message = (
-        rf"it cannot be locked: {os.strerror(number)}; name another folder, on a local file system such as /dev/shm"
-    )
+    message = rf"it cannot be locked: {os.strerror(number)}; name another folder \(--copies\), on a local file system"
     with pytest.raises(ConfigError, match=message), claimed_folder(tmp_path / "copies", job="job"):
         pass
 
@@ -180,13 +183,13 @@ def test_a_folder_that_stays_open_to_others_is_refused(tmp_path: Path, monkeypat
     def refused(*_: Any, **__: Any) -> None:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
-    monkeypatch.setattr(Path, "chmod", refused)
+    monkeypatch.setattr(os, "fchmod", refused)
     message = r"its file system lets others read what is in it \(mode 0700 is refused\); name another folder"
     with pytest.raises(ConfigError, match=message), claimed_folder(tmp_path / "copies", job="job"):
         pass
     monkeypatch.undo()
     (tmp_path / "copies").chmod(0o700)
-    monkeypatch.setattr(Path, "chmod", refused)
+    monkeypatch.setattr(os, "fchmod", refused)
     with claimed_folder(tmp_path / "copies", job="job"):
         assert (tmp_path / "copies" / "job.json").exists()
 
