@@ -15,9 +15,9 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from hetero.errors import CheckpointError
 from hetero.serialization import STRICT
@@ -99,7 +99,7 @@ class Shard:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     file: str
-    size_bytes: int
+    size_bytes: Annotated[int, Field(ge=0)]
     header_crc32: int
     boxes: tuple[SavedBlock, ...]
     rank: int | None = None

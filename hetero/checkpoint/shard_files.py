@@ -197,6 +197,8 @@ def _places(header: bytes, *, size_bytes: int) -> Iterator[tuple[str, Place]]:
             continue
         start, end = (len(header) + offset for offset in entry["data_offsets"])
         place = Place(start, end, entry["dtype"], tuple(entry["shape"]))
+        if not all(type(number) is int and number >= 0 for number in (start, end, *place.shape)):
+            raise ValueError(f"{key} has numbers that are none of a size")
         if not len(header) <= start <= end <= size_bytes or end - start != math.prod(place.shape) * place.item_bytes:
             raise ValueError(f"{key} is not inside of it")
         yield key, place

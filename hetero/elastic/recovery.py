@@ -14,6 +14,7 @@ rank that goes on could overwrite a slot after its node has told what is in it.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ INITIAL_WEIGHTS = RestorePoint(epoch=0, step=0)
 
 OBJECT_STORE = "object-store"
 """Stands in a :class:`BadCopy` where the name of a node would."""
+
+_NUMBER = re.compile(r"[0-9]{1,12}")
+"""Of an epoch or a step (:data:`hetero.elastic.records.EpochOrStep`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +51,7 @@ class BadCopy:
             CheckpointError: it has another form.
         """
         parts = detail.split("/")
-        if len(parts) != 4 or not all(part.isdecimal() for part in parts[1:3]) or not detail.isprintable():
+        if len(parts) != 4 or not all(_NUMBER.fullmatch(part) for part in parts[1:3]) or not detail.isprintable():
             raise CheckpointError(f"report of a bad copy: {detail!r} is not NODE/EPOCH/STEP/UNIT; update this rank")
         return cls(node=parts[0], epoch=int(parts[1]), step=int(parts[2]), unit=parts[3])
 

@@ -25,7 +25,8 @@ from hetero.checkpoint.interchange.native import NativeSource
 from hetero.checkpoint.interchange.torch_dist import TorchDistSource, write_torch_dist
 from hetero.checkpoint.manifest import RankTensor, SavedBlock, Shard
 from hetero.checkpoint.shards import ShardReader
-from hetero.errors import CheckpointError, HeteroError
+from hetero.errors import CheckpointError, ConfigError, HeteroError
+from hetero.serialization import from_json
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import Parameter, parameters
 from hetero.units import GIB
@@ -95,6 +96,19 @@ class TestOfAPeer:
         with pytest.raises(CheckpointError, match=rf"node x: the state of one rank has {2**45:,} bytes, at most 1,048"):
             ShardReader(file, file.shard(rank_state=(own,))).rank_state()
         assert file.read_to == len(file.header)
+
+    @pytest.mark.parametrize(
+        ("shape", "offsets"), [([-2, -3], [0, 48]), ([2.0], [0, 16]), ([2], [0.0, 16.0]), ([2], [-16, 0])]
+    )
+    def test_numbers_that_are_none_of_a_size(self, shape: list[float], offsets: list[float]) -> None:
+        own = RankTensor(name="cpu", crc32=0)
+        file = self.File({own.key: {"dtype": "F64", "shape": shape, "data_offsets": offsets}}, size_bytes=2**20)
+        with pytest.raises(CheckpointError, match="node x: not a safetensors file: rank_state/cpu"):
+            ShardReader(file, file.shard(rank_state=(own,))).rank_state()
+
+    def test_a_file_of_less_than_no_bytes(self) -> None:
+        with pytest.raises(ConfigError, match=r"shard: size_bytes: .* greater than or equal to 0"):
+            from_json(Shard, '{"file": "x", "size_bytes": -1, "header_crc32": 0, "boxes": []}', source="shard")
 
     def test_a_header_that_is_longer_than_its_tensors_need(self) -> None:
         file = self.File({}, size_bytes=2**46, header_bytes=90_000_000)
