@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import psutil
@@ -143,8 +144,9 @@ def test_a_stopped_job_on_one_machine_goes_on_and_ends_without_its_etcd(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.rotates(every=3, turn=2)
-def test_a_job_goes_on_where_another_user_has_taken_the_name_of_its_folder(tmp_path: Path, job: str) -> None:
+def test_a_job_goes_on_where_another_user_has_taken_the_name_of_its_folder(tmp_path: Path) -> None:
     """The name is known before; a link does here for a folder of another user, as any user can make one in a test."""
+    job = f"test-{uuid.uuid4().hex[:8]}"
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     taken = SHARED_MEMORY / f"hetero-{job}-node-0"
