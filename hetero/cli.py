@@ -3,7 +3,6 @@
 import argparse
 import importlib
 import os
-import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -11,6 +10,7 @@ from types import MappingProxyType
 from hetero.command_line import Parser, UsageError, leaves
 from hetero.errors import HeteroError, PlanMemoryError
 from hetero.printable import printable_lines
+from hetero.shown_secrets import shown_command, without_secrets
 from hetero.standard_output import add_output_options, directed_output, tell_error
 from hetero.version import VERSION
 
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if argv is None else argv
     parser = command_parser(words[:1] if words and words[0] in COMMANDS else COMMANDS)
-    given = argparse.Namespace(command_line=shlex.join(["hetero", *words]), all_commands=command_parser)
+    given = argparse.Namespace(command_line=shown_command(["hetero", *words]), all_commands=command_parser)
     try:
         args = parser.parse_args(words, given)
         with directed_output(args.parser, args):
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_code
     except HeteroError as error:
         if isinstance(error, UsageError):
-            print(printable_lines(str(error)), file=sys.stderr)
+            print(printable_lines(without_secrets(str(error))), file=sys.stderr)
         else:
             tell_error(error)
         return 3 if isinstance(error, PlanMemoryError) else 2

@@ -7,15 +7,18 @@ import os
 from pathlib import Path
 
 from hetero.errors import ConfigError
-from hetero.private_files import open_for_writing
+from hetero.private_files import open_for_writing, write_private
 
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes, *, is_private: bool = False) -> None:
     """Write a file that the user named. It appears complete or not at all; a link stays one.
 
     A device or a pipe takes the content as it is.
+
+    Args:
+        is_private: of a text in UTF-8: its owner alone may read the file, also if there was one before.
 
     Raises:
         ConfigError: it cannot be written there.
@@ -25,8 +28,11 @@ def write_bytes(path: Path, content: bytes) -> None:
         if (partial := _partial(path)) is None:
             path.write_bytes(content)
         else:
-            with io.BufferedWriter(open_for_writing(partial, "w")) as file:
-                file.write(content)
+            if is_private:
+                write_private(partial, content.decode())
+            else:
+                with io.BufferedWriter(open_for_writing(partial, "w")) as file:
+                    file.write(content)
             partial.replace(_target(path))
     except OSError as error:
         if partial is not None:

@@ -19,6 +19,7 @@ from hetero.errors import ConfigError, HeteroError
 from hetero.output_files import check_can_be_written, write_bytes
 from hetero.printable import printable_lines, printable_output
 from hetero.serialization import to_json
+from hetero.shown_secrets import without_secrets
 
 STDOUT = Path("-")
 """Stands for standard output where a file is to be written."""
@@ -163,8 +164,10 @@ def answer(args: argparse.Namespace, document: Callable[[], Any]) -> None:
         _print_document(to_json(document()))
 
 
-def write_output(path: Path, content: bytes) -> str:
+def write_output(path: Path, content: bytes, *, is_private: bool = False) -> str:
     """Write a file that the user named; :data:`STDOUT` takes UTF-8.
+
+    is_private: as :func:`hetero.output_files.write_bytes` has it.
 
     Returns:
         What to call the place.
@@ -173,7 +176,7 @@ def write_output(path: Path, content: bytes) -> str:
         ConfigError: it cannot be written there.
     """
     if path != STDOUT:
-        write_bytes(path, content)
+        write_bytes(path, content, is_private=is_private)
         return str(path)
     _print_document(content.decode("utf-8"))
     return "standard output"
@@ -196,7 +199,7 @@ def check_output(path: Path, *, asked_by: str, suffixes: tuple[str, ...] = ()) -
 
 def tell_error(error: HeteroError) -> None:
     """Tell a mistake on stderr, also with ``--quiet``."""
-    print(printable_lines(f"hetero: {error}"), file=_ERRORS.get() or sys.stderr)
+    print(printable_lines(f"hetero: {without_secrets(str(error))}"), file=_ERRORS.get() or sys.stderr)
 
 
 def _print_document(text: str) -> None:

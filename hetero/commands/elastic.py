@@ -248,10 +248,13 @@ def job_settings(args: argparse.Namespace) -> Any:
     """The settings of a job as the flags say.
 
     Raises:
-        ConfigError: the program is not there.
+        ConfigError: the program is not there, or the URL of the object store names none or holds credentials.
     """
     from hetero.elastic.records import JobSettings
+    from hetero.elastic.store_connection import kind_of_store
 
+    if args.object_store is not None:
+        kind_of_store(args.object_store)
     program, *flags = args.program
     if not Path(program).is_file():
         raise ConfigError(f"{program}: no such program; after -- comes a Python file and its flags")
@@ -314,6 +317,7 @@ def _add_status(actions: Any) -> None:
 
 def _run_status(args: argparse.Namespace) -> int:
     require("elastic", asked_by="hetero elastic")
+    from hetero.elastic.job_settings import shown_settings
     from hetero.elastic.job_store import JobStore
 
     state = JobStore(etcd_address(args), args.job).read()
@@ -324,8 +328,9 @@ def _run_status(args: argparse.Namespace) -> int:
         print(problem)
     if state.outcome is not None:
         print(_way_on(args, state.outcome))
+    settings = None if state.settings is None else shown_settings(state.settings)
     # The token opens the copies of all nodes.
-    answer(args, lambda: {"job": args.job, "state": dataclasses.replace(state, token=None)})
+    answer(args, lambda: {"job": args.job, "state": dataclasses.replace(state, token=None, settings=settings)})
     return 0
 
 

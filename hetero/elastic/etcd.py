@@ -22,6 +22,7 @@ from urllib3 import HTTPResponse
 from hetero.elastic.etcd_errors import is_lease_missing, is_timeout, store_error
 from hetero.errors import ConfigError, MembershipStoreError, StoreRefusalError
 from hetero.serialization import parse_json
+from hetero.shown_secrets import refuse_credentials
 
 DEFAULT_ETCD_PORT = 2379
 
@@ -64,11 +65,24 @@ class EtcdAddress:
         if not self.urls:
             raise ConfigError("etcd: no address; give --etcd http://HOST:2379")
         for url in self.urls:
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
+            refuse_credentials(
+                url, name="--etcd", instead="show who you are with a certificate (--etcd-cert, --etcd-key)"
+            )
+            if not _is_address(url):
                 raise ConfigError(f"--etcd {url!r} is no address; give http://HOST:{DEFAULT_ETCD_PORT} or https://...")
         if (self.certificate is None) != (self.key is None):
             raise ConfigError("etcd: a certificate needs its key; give --etcd-cert and --etcd-key, or neither")
+
+
+def _is_address(url: str) -> bool:
+    """Whether a URL has a scheme, a host and perhaps a port: anything else in it would have no effect."""
+    try:
+        parts = urlsplit(url)
+        is_port = parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+    is_host_alone = not parts.path.strip("/") and not parts.query and not parts.fragment
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and is_port and is_host_alone
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

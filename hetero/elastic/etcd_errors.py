@@ -12,6 +12,7 @@ from etcd3gw.exceptions import Etcd3Exception
 
 from hetero.errors import ConfigError, MembershipStoreError, StoreRefusalError
 from hetero.serialization import parse_json
+from hetero.shown_secrets import without_secrets
 
 _AWAY_CODES = frozenset({1, 2, 4, 13, 14})
 """Codes of gRPC that a member without a leader, or one that is ending, answers with: CANCELLED, UNKNOWN,
@@ -61,7 +62,7 @@ def store_error(error: Exception, urls: Sequence[str], *, request_bytes: int) ->
     where = f"etcd at {', '.join(urls)}"
     causes = list(_causes(error))
     code, words = _answer(error) or (None, str(causes[-1]))
-    detail = " ".join(words.split())[:_MAX_SHOWN] or type(causes[-1]).__name__
+    detail = without_secrets(" ".join(words.split()))[:_MAX_SHOWN] or type(causes[-1]).__name__
     if code is not None and code not in _AWAY_CODES:
         return _refusal(detail, where, request_bytes)
     if any(isinstance(cause, ssl.SSLError | requests.exceptions.SSLError) for cause in causes):

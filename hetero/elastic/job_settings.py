@@ -1,15 +1,28 @@
 """Compares the settings that have to be the same on all nodes of a job."""
 
+import dataclasses
 import hashlib
+from collections.abc import Sequence
 
 from hetero.elastic.records import JobSettings
 from hetero.errors import ConfigError
 from hetero.serialization import to_json
+from hetero.shown_secrets import without_secrets
 
 
 def settings_checksum(settings: JobSettings) -> str:
     """Make a short text that differs wherever the settings do, for :class:`~hetero.elastic.records.NodeInfo`."""
     return hashlib.sha256(to_json(settings).encode()).hexdigest()[:16]
+
+
+def shown_settings(settings: JobSettings) -> JobSettings:
+    """Return the settings as people and documents may see them: flags may hold URLs with credentials."""
+    store = settings.object_store
+    return dataclasses.replace(
+        settings,
+        flags=tuple(map(without_secrets, settings.flags)),
+        object_store=None if store is None else without_secrets(store),
+    )
 
 
 def settings_differences(there: JobSettings, here: JobSettings) -> list[str]:
@@ -21,9 +34,7 @@ def settings_differences(there: JobSettings, here: JobSettings) -> list[str]:
         only_here = [each for each in here.flags if each not in there.flags]
         only_there = [each for each in there.flags if each not in here.flags]
         if only_here or only_there:
-            said.append(
-                f"flags: here {' '.join(only_here) or 'nothing'}, in the job {' '.join(only_there) or 'nothing'}"
-            )
+            said.append(f"flags: here {_shown(only_here) or 'nothing'}, in the job {_shown(only_there) or 'nothing'}")
         else:
             said.append("the flags come in another order")
     for flag, mine, theirs in (
@@ -31,12 +42,18 @@ def settings_differences(there: JobSettings, here: JobSettings) -> list[str]:
         ("--upload-every", here.upload_every, there.upload_every),
     ):
         if mine != theirs:
-            said.append(f"{flag} is {mine or 'not given'} here and {theirs or 'not given'} in the job")
+            said.append(
+                f"{flag} is {_shown([mine or 'not given'])} here and {_shown([theirs or 'not given'])} in the job"
+            )
     for name in sorted({*there.versions, *here.versions}):
         mine, theirs = here.versions.get(name, "missing"), there.versions.get(name, "missing")
         if mine != theirs:
             said.append(f"{name} is {mine} here and {theirs} in the job")
     return said
+
+
+def _shown(words: Sequence[str]) -> str:
+    return without_secrets(" ".join(words))
 
 
 def check_settings(there: JobSettings | None, here: JobSettings) -> None:

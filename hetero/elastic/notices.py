@@ -21,6 +21,7 @@ import aiohttp
 
 from hetero.errors import ConfigError
 from hetero.serialization import parse_json
+from hetero.shown_secrets import refuse_credentials
 
 _ANSWER_WITHIN_S = 2.0
 
@@ -94,13 +95,16 @@ def metadata_source(name: str, *, url: str | None = None) -> MetadataSource:
     """The source of a cloud, at another address if ``url`` is given: ``http://HOST:PORT`` in place of its own.
 
     Raises:
-        ConfigError: no such cloud is known.
+        ConfigError: no such cloud is known, or the URL holds credentials.
     """
     if name not in METADATA_SOURCES:
         raise ConfigError(f"no metadata server of {name!r} is known; give one of {', '.join(METADATA_SOURCES)}")
     source = METADATA_SOURCES[name]
     if url is None:
         return source
+    refuse_credentials(
+        url, name="--metadata-url", instead="give http://HOST:PORT alone: a metadata server asks for none"
+    )
     return replace(
         source,
         url=_moved(source.url, url),

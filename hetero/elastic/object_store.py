@@ -35,7 +35,6 @@ from hetero.elastic.store_connection import fix_of, is_refusal, open_store
 from hetero.elastic.stored_step import StoredStep, first_line, unit_stem
 from hetero.errors import CheckpointError, ConfigError, ObjectStoreError, ObjectStoreRefusedError
 from hetero.serialization import STRICT, from_json, to_json
-from hetero.shown_secrets import without_secrets
 from hetero.units import MIB
 
 R = TypeVar("R")
@@ -84,7 +83,7 @@ class ObjectStore:
     """
 
     def __init__(self, url: str, *, limit_s: float = 600.0) -> None:
-        self.url = without_secrets(url)
+        self.url = url.rstrip("/")
         self._limit_s = limit_s
         self._store = open_store(url)
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from hetero.distributed.rank_consensus import is_wrong_input
 from hetero.elastic.records import RankAssignment, RankPhase, RankReport
 from hetero.serialization import to_compact_json
+from hetero.shown_secrets import without_secrets
 
 _MAX_DETAIL = 2000
 """Characters of an error; a datagram has a limit."""
@@ -64,7 +65,7 @@ class RankReporter:
         except BaseException as error:
             if not self._has_failed:
                 self._has_failed = True
-                message = " ".join(str(error).split())
+                message = " ".join(without_secrets(str(error)).split())
                 self._send(
                     RankReport(
                         epoch=self._epoch,

@@ -16,7 +16,7 @@ from obstore.store import LocalStore, from_url
 
 from hetero.elastic.stored_step import first_line
 from hetero.errors import ConfigError
-from hetero.shown_secrets import without_secrets
+from hetero.shown_secrets import refuse_credentials, without_secrets
 
 RETRIES: Any = {
     "max_retries": 4,
@@ -79,25 +79,39 @@ _THREADS_END_S = 0.1
 atexit.register(time.sleep, _THREADS_END_S)
 
 
+def kind_of_store(url: str) -> str:
+    """Return the kind of store that a URL names: ``s3``, ``gcs``, ``azure``, ``local`` or ``memory``.
+
+    Raises:
+        ConfigError: it names none, or holds credentials.
+    """
+    try:
+        kind = str(obstore.parse_scheme(url))
+        variables = _VARIABLES.get(kind)
+        instead = "give none" if variables is None else f"set {variables} in the environment"
+        refuse_credentials(url, name="object store", instead=instead)
+        if kind == "http":
+            raise ValueError("a web server is no object store; the endpoint of one is set in the environment")
+        if kind == "local" and not _folder(url).is_absolute():
+            raise ValueError("the path of a folder begins with a third slash")
+    except ConfigError:
+        raise
+    except (BaseError, ValueError) as error:
+        raise ConfigError(f"object store {without_secrets(url)}: {first_line(error)}; {_FORMS}") from None
+    return kind
+
+
 def open_store(url: str) -> Any:
     """The store of obstore that a URL names.
 
     Raises:
-        ConfigError: no such kind of store, what the environment says of it is not enough, or a folder cannot be made.
+        ConfigError: no such kind of store, it holds credentials, what the environment says of it is not enough, or a
+            folder cannot be made.
     """
-    shown = without_secrets(url)
-    folder = Path(url.removeprefix("file://"))
-    try:
-        kind = obstore.parse_scheme(url)
-        if kind == "http":
-            raise ValueError("a web server is no object store; the endpoint of one is set in the environment")
-        if kind == "local" and not folder.is_absolute():
-            raise ValueError("the path of a folder begins with a third slash")
-    except (BaseError, ValueError) as error:
-        raise ConfigError(f"object store {shown}: {first_line(error)}; {_FORMS}") from None
+    kind = kind_of_store(url)
     try:
         if kind == "local":
-            return LocalStore(folder, automatic_cleanup=True, mkdir=True)
+            return LocalStore(_folder(url), automatic_cleanup=True, mkdir=True)
         if kind == "memory":
             return from_url(url)
         # Plain HTTP is for servers in the cluster; their address says so.
@@ -105,7 +119,11 @@ def open_store(url: str) -> Any:
         return from_url(url, client_options=client, retry_config=RETRIES)
     except (BaseError, ValueError, OSError) as error:
         fix = f"set {_VARIABLES[kind]}" if kind in _VARIABLES else "give a folder that can be made here"
-        raise ConfigError(f"object store {shown}: {first_line(error)}; {fix}") from None
+        raise ConfigError(f"object store {url}: {first_line(error)}; {fix}") from None
+
+
+def _folder(url: str) -> Path:
+    return Path(url.removeprefix("file://"))
 
 
 def fix_of(error: Exception) -> str:

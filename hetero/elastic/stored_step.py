@@ -11,6 +11,7 @@ from hetero.checkpoint.folder import manifest_in, state_in, step_name
 from hetero.elastic.records import Copy
 from hetero.errors import CheckpointError, SourceLostError
 from hetero.serialization import MAX_FILE_BYTES
+from hetero.shown_secrets import without_secrets
 
 _ABSENT = (NotFoundError, FileNotFoundError)
 
@@ -110,8 +111,11 @@ class StoredShardFile:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of obstore says, without the internals that it shows after that."""
-    return " ".join(str(error).partition("\n\nDebug source")[0].split())
+    """What an error of obstore says, without the internals that it shows after that, and without secrets.
+
+    It repeats the URL of a request: an endpoint of the environment may have a password.
+    """
+    return without_secrets(" ".join(str(error).partition("\n\nDebug source")[0].split()))
 
 
 def unit_stem(epoch: int, unit: str) -> str:

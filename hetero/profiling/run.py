@@ -6,7 +6,6 @@ A process of its own: it imports torch, which ``hetero`` itself never does.
 import argparse
 import datetime
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from hetero.output_files import make_folder
 from hetero.profiling.host_hardware import processor_name
 from hetero.profiling.run_options import add_run_options, check_run_options, words_of_run
 from hetero.serialization import load
+from hetero.shown_secrets import shown_command
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.devices import DeviceCatalogue
 from hetero.spec.found_device import FoundDevice
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     add_run_options(parser)
     add_output_options(parser)
     args = parser.parse_args(argv)
-    args.command_line = shlex.join(["hetero", "profile", "run", *words_of_run(args)])
+    args.command_line = shown_command(["hetero", "profile", "run", *words_of_run(args)])
     # Before torch is imported by anyone.
     set_cuda_environment(os.environ, shares_devices=args.share_devices)
     try:

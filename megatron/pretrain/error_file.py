@@ -11,6 +11,7 @@ from pathlib import Path
 from hetero.distributed.process_exit import EXIT_CODE
 from hetero.errors import DataError, DeviceMemoryError, HeteroError, MembershipError, PlanMemoryError
 from hetero.printable import printable, printable_lines
+from hetero.shown_secrets import without_secrets
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 """Where torchrun and its likes look, once a process has failed (torch.distributed.elastic.multiprocessing.errors)."""
@@ -34,6 +35,7 @@ def write_error_file(error: BaseException, path: Path | None) -> None:
     if path is None or path.exists():
         return
     said = str(error) if isinstance(error, HeteroError) else "".join(traceback.format_exception(error))
+    said = without_secrets(said)
     # The launcher takes the earliest for the cause, by whole seconds.
     data = {"message": {"message": printable_lines(said), "extraInfo": {"timestamp": str(int(time.time()))}}}
     with contextlib.suppress(OSError):
@@ -48,7 +50,7 @@ def exit_code(error: HeteroError, environment: Mapping[str, str]) -> int:
     """
     write_error_file(error, error_file(environment))
     rank = printable(environment.get("RANK", "0"))
-    said = printable_lines(str(error))
+    said = printable_lines(without_secrets(str(error)))
     if isinstance(error, MembershipError | DataError):
         sys.stderr.write(f"hetero: rank {rank}: {said}\n")
         return EXIT_CODE

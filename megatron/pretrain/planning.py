@@ -1,6 +1,5 @@
 """Asks the planner for a launch: at its start on rank 0 for all ranks, or before it for whoever wants to see."""
 
-import shlex
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from hetero.output_files import check_can_be_written
 from hetero.plan.ir import Plan
 from hetero.runtime.layer_choice import may_split_backward
 from hetero.serialization import from_json, load, save, to_json
+from hetero.shown_secrets import shown_command
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model import ModelSpec
 from hetero.spec.profile import Profile
@@ -119,7 +119,7 @@ def planned(
     result = plan_cluster(problem)
     certainty = certainty_of(result.simulation, problem.topology, problem.costs, result.runners_up)
     if out is not None:
-        command = shlex.join(sys.argv)
+        command = shown_command(sys.argv)
         save(with_provenance(result.simulation, certainty.step, cluster=asked.cluster, command=command), out)
     return result, certainty
 

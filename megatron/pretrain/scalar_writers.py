@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hetero.errors import ConfigError
 from hetero.extras import require
 from hetero.output_files import make_folder
+from hetero.shown_secrets import without_secrets
 from megatron.pretrain.cli.config import PretrainConfig
 from megatron.pretrain.cli.logging_config import ScalarsConfig
 
@@ -135,7 +136,7 @@ class _WandB:
                 config=dict(settings),
             )
         except wandb.Error as error:
-            reason = " ".join(str(error).split())
+            reason = " ".join(without_secrets(str(error)).split())
             raise ConfigError(
                 f"--wandb-project {config.wandb_project}: Weights & Biases does not begin: {reason}; log in with "
                 "'wandb login', or set WANDB_MODE=offline and send the files later with 'wandb sync'"

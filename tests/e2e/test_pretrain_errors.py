@@ -646,9 +646,9 @@ def test_a_bug_of_one_rank_is_the_last_that_the_launcher_says(tmp_path: Path) ->
 def test_the_first_error_stays_in_the_error_file(tmp_path: Path) -> None:
     """What comes later follows from it; a launcher without such a file, or a folder that is gone, are no errors."""
     file = tmp_path / "error.json"
-    write_error_file(ConfigError("the cause"), file)
+    write_error_file(ConfigError("the cause, http://me:a-secret@host"), file)
     write_error_file(MembershipError("what follows"), file)
-    assert json.loads(file.read_text())["message"]["message"] == "the cause"
+    assert json.loads(file.read_text())["message"]["message"] == "the cause, http://***@host"
     assert error_file({"TORCHELASTIC_ERROR_FILE": str(file)}) == file
     write_error_file(ConfigError("nowhere"), error_file({}))
     write_error_file(ConfigError("nowhere"), tmp_path / "gone" / "error.json")

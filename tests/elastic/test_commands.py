@@ -378,6 +378,32 @@ def test_wrong_flags(words: list[str], message: str, capsys: pytest.CaptureFixtu
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (["--etcd", "http://me:a-secret@h:1"], "certificate (--etcd-cert, --etcd-key)"),
+        (["--object-store", "s3://me:a-secret@bucket/run"], "set AWS_ACCESS_KEY_ID"),
+        (["--metadata", "aws", "--metadata-url", "http://me:a-secret@h:1"], "give http://HOST:PORT alone"),
+    ],
+)
+def test_credentials_in_urls_are_refused(words: list[str], fix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["elastic", "agent", "--node-type", "b", *words, "--", "pretrain_gpt.py"]) == 2
+    said = capsys.readouterr().err
+    assert fix in said
+    assert "a-secret" not in said
+    assert "***@" in said
+
+
+def test_a_store_with_credentials_is_refused_before_anything_of_a_run_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each agent would get the URL in its command line."""
+    words = ["--object-store", "s3://me:a-secret@bucket", "--logs", str(tmp_path / "logs")]
+    assert cli.main(["elastic", "run", "--nodes", "1", *words, "--", "pretrain_gpt.py"]) == 2
+    assert "object store s3://***@bucket" in capsys.readouterr().err
+    assert not (tmp_path / "logs").exists()
+
+
 @pytest.mark.parametrize("flag", ["--hetero-cluster", "--hetero-emulate"])
 def test_nodes_on_one_machine_are_those_of_the_cluster_file(flag: str, tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"

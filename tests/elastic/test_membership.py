@@ -208,6 +208,9 @@ def test_etcd_goes_away_and_comes_back(join: Callable[..., Membership], tmp_path
     [
         ({"urls": ()}, "give --etcd"),
         ({"urls": ("127.0.0.1:2379",)}, "is no address"),
+        ({"urls": ("http://127.0.0.1:etcd",)}, "is no address"),
+        ({"urls": ("http://127.0.0.1:2379/v3",)}, "is no address"),
+        ({"urls": ("http://me:word@127.0.0.1:2379",)}, r"--etcd http://\*\*\*@127\.0\.0\.1:2379: .*--etcd-cert"),
         ({"urls": ("http://a",), "key": "k"}, "--etcd-cert and --etcd-key"),
     ],
 )

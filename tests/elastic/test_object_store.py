@@ -482,8 +482,18 @@ def test_a_url_of_no_store_is_refused(url: str, tmp_path: Path, monkeypatch: pyt
         ObjectStore(url)
 
 
-def test_secrets_of_a_url_are_never_shown() -> None:
-    assert ObjectStore("s3://name:secret@bucket/run").url == "s3://bucket/run"
+@pytest.mark.parametrize(
+    ("url", "shown", "fix"),
+    [
+        ("s3://name:a-secret@bucket/run", r"s3://\*{3}@bucket/run", "set AWS_ACCESS_KEY_ID"),
+        ("az://container/run?sig=a-secret", r"az://container/run\?sig=\*{3}", "set AZURE_STORAGE_ACCOUNT_NAME"),
+        ("http://name:a-secret@host/run", r"http://\*{3}@host/run", "give none"),
+    ],
+)
+def test_credentials_in_a_url_are_refused(url: str, shown: str, fix: str) -> None:
+    with pytest.raises(ConfigError, match=rf"object store {shown}: .*; take it out of the URL, and {fix}") as refused:
+        ObjectStore(url)
+    assert "a-secret" not in str(refused.value)
 
 
 ENDS_AMID = """

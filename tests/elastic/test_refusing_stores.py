@@ -158,6 +158,15 @@ def test_a_certificate_that_is_not_taken_is_named(
             run(ObjectStore("s3://bucket/run").history())
 
 
+def test_a_password_in_the_endpoint_is_not_shown(refusing: Refusing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """obstore repeats the URL of a request."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", refusing.endpoint.replace("//", f"//name:{SECRET}@"))
+    refusing.answers = [(403, "AccessDenied")] * 100
+    with pytest.raises(ObjectStoreRefusedError, match=r"//\*\*\*@127\.0\.0\.1:.*403 Forbidden") as error:
+        run(ObjectStore("s3://bucket/run").history())
+    assert SECRET not in str(error.value)
+
+
 def test_no_credentials_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """As obstore says it where nothing in the environment names any."""
     url = "http://169.254.169.254/latest/api/token"

@@ -2,12 +2,16 @@
 
 import resource
 import signal
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from megatron.pretrain.scalar_writers import _TensorBoard
+from hetero.errors import ConfigError
+from megatron.pretrain.cli.logging_config import ScalarsConfig
+from megatron.pretrain.scalar_writers import _TensorBoard, _WandB
 
 
 @pytest.mark.timeout(60)
@@ -35,3 +39,15 @@ def test_a_full_disk_costs_figures_of_tensorboard_and_not_the_run(
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     assert events.Scalars("loss")[-1].step == step + 1
+
+
+def test_what_wandb_says_is_shown_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of one's own (WANDB_BASE_URL) may have a password in its URL."""
+
+    def init(**_: object) -> None:
+        raise OSError("https://name:a-secret@wandb.example is away")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Error=OSError))
+    with pytest.raises(ConfigError, match=r"does not begin: https://\*\*\*@wandb\.example is away") as refused:
+        _WandB(ScalarsConfig(wandb_project="p", learning_rate=False, loss_scale=False), {})
+    assert "a-secret" not in str(refused.value)
