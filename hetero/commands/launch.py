@@ -3,10 +3,11 @@
 import argparse
 import dataclasses
 import os
+import re
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ from hetero.launch.planned_flags import check_nothing_is_missing, launch_flags, 
 from hetero.launch.probing import check_hosts
 from hetero.launch.run import HostCommand, run_on_hosts
 from hetero.launch.slurm import Allocation, allocated_hosts, allocation_in, batch_script, check_allocation, step_script
-from hetero.launch.ssh import DEFAULT_SSH, command_on, watched
-from hetero.launch.torchrun import TorchrunOptions, shell_text
+from hetero.launch.ssh import DEFAULT_SSH, command_on, variables_line, watched
+from hetero.launch.torchrun import TorchrunOptions
 from hetero.output_files import make_folder
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan
@@ -39,6 +40,8 @@ PROGRAM = "pretrain_gpt.py"
 
 DEFAULT_PORT = 29_500
 """torchrun's own."""
+
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def add_launch(commands: Any) -> None:
@@ -91,7 +94,13 @@ def _add_line_options(parser: argparse.ArgumentParser) -> None:
         "--master-port", type=PORT, metavar="N", help=f"default: {DEFAULT_PORT}, in Slurm by the job's number"
     )
     group.add_argument(
-        "--env", type=_variable, action="append", default=[], metavar="NAME=VALUE", help="for ranks; may be repeated"
+        "--env",
+        type=_variable,
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="a variable of the ranks; without a value, that of this environment, which no line and no script shows; "
+        "may be repeated",
     )
     group.add_argument(
         "--numa-binding",
@@ -121,11 +130,11 @@ def _add_slurm_and_ssh_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _variable(text: str) -> str:
-    name, equals, _ = text.partition("=")
-    if not equals or not name.isidentifier():
-        raise argparse.ArgumentTypeError(f"is {text!r}, must be NAME=VALUE")
-    return text
+def _variable(text: str) -> tuple[str, str | None]:
+    name, equals, value = text.partition("=")
+    if not _VARIABLE_NAME.fullmatch(name):
+        raise argparse.ArgumentTypeError(f"is {name!r}, must be NAME or NAME=VALUE")
+    return name, value if equals else None
 
 
 def _launch(args: argparse.Namespace) -> int:
@@ -202,7 +211,7 @@ def _options(args: argparse.Namespace, flags: Sequence[str], *, address: str, po
         flags=tuple(flags),
         address=args.master_addr or address,
         port=args.master_port or port,
-        environment=tuple(args.env),
+        environment=dict(args.env),
         numa_binding=args.numa_binding,
     )
 
@@ -211,6 +220,20 @@ def _slurm_options(args: argparse.Namespace, flags: Sequence[str]) -> TorchrunOp
     """The options of a step, whose address and port follow from the job."""
     options = _options(args, flags, address="", port=0)
     return options if args.logs is None else dataclasses.replace(options, logs=str(args.logs))
+
+
+def _values(environment: Mapping[str, str | None]) -> dict[str, str]:
+    """The variables of the ranks, with what this environment has for those without a value.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if missing := [name for name, value in environment.items() if value is None and not os.environ.get(name)]:
+        raise ConfigError(
+            f"--env {', '.join(missing)}: not set in this environment; export {'it' if len(missing) == 1 else 'them'} "
+            "first, or give NAME=VALUE"
+        )
+    return {name: os.environ[name] if value is None else value for name, value in environment.items()}
 
 
 def _print_lines(args: argparse.Namespace, plan: Plan, flags: Sequence[str], hosts: Sequence[NodeHost]) -> None:
@@ -225,11 +248,12 @@ def _print_lines(args: argparse.Namespace, plan: Plan, flags: Sequence[str], hos
     for host in hosts:
         # On one line: what comes after it is pasted into a shell.
         print(f"\n{printable(f'# {host.title}: {host.devices}')}")
-        print(shell_text(options.words(host, num_nodes=len(hosts))))
+        print(options.shell_line(host, num_nodes=len(hosts)))
     answer(
         args,
         lambda: {
             "hosts": [{**_host_document(host), "command": options.words(host, num_nodes=len(hosts))} for host in hosts],
+            "environment": options.environment,
             "hosts_are_made_up": are_made_up,
             "missing_flags": list(missing),
         },
@@ -250,17 +274,17 @@ def _run(args: argparse.Namespace, cluster: ClusterSpec, flags: Sequence[str], h
     if not _hosts_given_by(args) and len(hosts) > 1:
         raise ConfigError(f"--run: the plan needs {len(hosts)} hosts; name them with --hosts or --hostfile")
     options = _options_of_hosts(args, flags, hosts)
+    environment = _values(options.environment)
     folder, ssh = str(Path.cwd()), DEFAULT_SSH if args.ssh is None else args.ssh
     check_hosts(hosts, options, plan=args.plan, folder=folder, ssh=ssh, devices=cluster.device_types)
     logs = args.logs or Path("launch-logs") / time.strftime("%Y%m%d-%H%M%S")
     make_folder(logs, asked_by="--logs")
-    commands = [
-        HostCommand(
-            host,
-            tuple(command_on(host.name, watched(options.words(host, num_nodes=len(hosts)), folder=folder), ssh=ssh)),
-        )
-        for host in hosts
-    ]
+    commands = []
+    for host in hosts:
+        words = options.words(host, num_nodes=len(hosts))
+        text = watched(words, folder=folder, reads_variables=bool(environment))
+        first_input = variables_line(environment) if environment else b""
+        commands.append(HostCommand(host, tuple(command_on(host.name, text, ssh=ssh)), first_input))
     print(f"logs of {len(hosts)} host{'s' * (len(hosts) > 1)} in {logs}", flush=True)
     exit_code = run_on_hosts(commands, logs=logs, say=partial(print, flush=True))
     answer(args, lambda: {"logs": logs, "exit_code": exit_code})
@@ -271,7 +295,8 @@ def _write_batch_script(args: argparse.Namespace, cluster: ClusterSpec, flags: S
     options = _slurm_options(args, flags)
     script = batch_script(cluster, options, sbatch_options=args.sbatch_option, made_by=args.command_line)
     check_output(args.sbatch, asked_by="--sbatch")
-    where = write_output(args.sbatch, script.encode())
+    has_values = any(value is not None for value in options.environment.values())
+    where = write_output(args.sbatch, script.encode(), is_private=has_values)
     if args.sbatch != STDOUT:
         print(f"written to {where}; submit it with: sbatch {shlex.quote(where)}")
     answer(args, lambda: {"written_to": where})
@@ -283,12 +308,16 @@ def _in_allocation(
 ) -> int:
     """Print or run the srun step of Slurm's allocation."""
     check_allocation(allocation, cluster)
-    script = step_script(cluster, _slurm_options(args, flags))
+    options = _slurm_options(args, flags)
     if args.start:
         if args.json:
             raise ConfigError("--json beside --run in an allocation of Slurm: srun takes over; leave it out")
+        # The list of processes shows the script, and not the environment.
+        script = step_script(cluster, dataclasses.replace(options, environment={}))
+        environment = {**os.environ, **_values(options.environment)}
         # In the place of this process, so that a signal to a batch script that has done likewise is one to this.
-        os.execvp("bash", ["bash", "-euo", "pipefail", "-c", script])
+        os.execvpe("bash", ["bash", "-euo", "pipefail", "-c", script], environment)
+    script = step_script(cluster, options)
     hosts = allocated_hosts(allocation, cluster)
     console().print(launch_table(plan, hosts))
     print(f"\n{script}", end="")

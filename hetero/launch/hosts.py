@@ -12,7 +12,7 @@ from hetero.serialization import near_match
 from hetero.spec.cluster import ClusterSpec, NodeType
 from hetero.text import numbered
 
-_HOST = re.compile(r"(?:[\w.-]+@)?[\w.:]([\w.:-]*)")
+_HOST = re.compile(r"(?:[\w.][\w.-]*@)?[\w.:]([\w.:-]*)")
 """A name or an address, with a user in front of it for ssh. It cannot be taken for an option."""
 
 _HOST_AND_PORT = re.compile(r"[^:]*:(\d+)")

@@ -29,10 +29,14 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class HostCommand:
-    """What runs for a host on this machine: its shell, or ssh."""
+    """What runs for a host on this machine: its shell, or ssh.
+
+    first_input: what standard input begins with; unlike ``words``, the list of processes does not show it.
+    """
 
     host: NodeHost
     words: tuple[str, ...]
+    first_input: bytes = b""
 
 
 class _Watched:
@@ -69,6 +73,14 @@ class _Watched:
             ) from None
         self._thread = threading.Thread(target=self._copy, daemon=True)
         self._thread.start()
+        self._write(command.first_input)
+
+    def _write(self, content: bytes) -> None:
+        assert self.process.stdin is not None
+        # One that ends before it reads has said why.
+        with contextlib.suppress(OSError):
+            self.process.stdin.write(content)
+            self.process.stdin.flush()
 
     def _copy(self) -> None:
         assert self.process.stdout is not None

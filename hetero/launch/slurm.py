@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from hetero.errors import ConfigError
 from hetero.launch.hosts import NodeHost, assigned_hosts
-from hetero.launch.torchrun import TorchrunOptions, shell_text
+from hetero.launch.torchrun import TorchrunOptions, shell_assignments, shell_text
 from hetero.printable import printable
 from hetero.serialization import near_match
 from hetero.spec.cluster import ClusterSpec, NodeType
@@ -32,6 +32,8 @@ node="$(scontrol show hostnames "{nodes}" | head -n 1)"
 export RENDEZVOUS_HOST="$(scontrol --oneliner show node "$node" | grep -o ' NodeAddr=[^ ]*' | cut -d= -f2)"
 """
 
+
+_SET_FIRST = "set it before sbatch, which hands its environment on unless --export says otherwise"
 
 _OF_THE_JOB = [
     "#SBATCH --job-name=hetero",
@@ -208,10 +210,7 @@ def step_script(cluster: ClusterSpec, options: TorchrunOptions) -> str:
         f'{each.gpus_per_node} {_binding(each, options)} {torchrun} "${{program[@]}}"'
         for step, each in zip(steps, types, strict=True)
     )
-    variables = "".join(
-        f"export {name}={shlex.quote(value)}\n"
-        for name, _, value in (each.partition("=") for each in options.environment)
-    )
+    variables = "".join(f"export {each}\n" for each in shell_assignments(options.environment, fix=_SET_FIRST))
     return "".join(
         [
             f"{address}export RENDEZVOUS_PORT={port} LAUNCH_LOGS={shlex.quote(options.logs)}\n{variables}\n",

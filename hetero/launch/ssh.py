@@ -5,9 +5,10 @@ whoever launched closes it or is gone, torchrun is told to end, and tells its ra
 """
 
 import ipaddress
+import os
 import shlex
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 DEFAULT_SSH = (
     *("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15"),
@@ -17,11 +18,32 @@ DEFAULT_SSH = (
 connection behind that would hold its output open."""
 
 
-def watched(words: Sequence[str], *, folder: str) -> str:
-    """Shell text that runs ``words`` in ``folder`` until they or its standard input end; exits as they do."""
+def variables_line(environment: Mapping[str, str]) -> bytes:
+    """Return the line by which :func:`watched` is given variables: assignments as a shell reads them."""
+    assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
+    # In single quotes a newline is itself, and would end the line.
+    return os.fsencode(assignments.replace("\n", "'\"$hetero_newline\"'") + "\n")
+
+
+_READ_VARIABLES = (
+    "hetero_newline='\n'",
+    "IFS= read -r hetero_variables || exit 1",
+    'eval "export $hetero_variables"',
+    "unset hetero_newline hetero_variables",
+)
+
+
+def watched(words: Sequence[str], *, folder: str, reads_variables: bool = False) -> str:
+    """Shell text that runs ``words`` in ``folder`` until they or its standard input end; exits as they do.
+
+    Args:
+        reads_variables: standard input begins with a :func:`variables_line`. Values do not stand in the text, which the
+            list of processes shows.
+    """
     return "\n".join(
         [
             f"cd {shlex.quote(folder)} || exit 1",
+            *(_READ_VARIABLES if reads_variables else ()),
             # What runs in the background has no standard input of its own.
             "exec 3<&0",
             f"{shlex.join(words)} 3<&- &",
@@ -57,7 +79,7 @@ def command_on(host: str, text: str, *, ssh: Sequence[str] = DEFAULT_SSH) -> lis
     """
     if is_this_machine(host):
         return ["sh", "-c", text]
-    return [*ssh, host, shlex.join(["exec", "sh", "-c", text])]
+    return [*ssh, "--", host, shlex.join(["exec", "sh", "-c", text])]
 
 
 def is_this_machine(host: str) -> bool:

@@ -7,8 +7,8 @@ there.
 """
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from hetero.launch.hosts import NodeHost
 
@@ -24,7 +24,8 @@ class TorchrunOptions:
     program: what ranks run, from the folder in which torchrun starts.
     flags: of the program.
     address, port: where node 0 lets the others meet; no address for a single node, which then finds a port itself.
-    environment: variables of the ranks, as ``NAME=VALUE``.
+    environment: variables of the ranks by name; ``None`` stands for the value that the environment has where the line
+        is run. Values may be secrets: no word of a line has one.
     numa_binding: torchrun's, ``None`` for none.
     logs: under Slurm, the folder of what every rank says.
     """
@@ -34,22 +35,39 @@ class TorchrunOptions:
     flags: tuple[str, ...] = ()
     address: str
     port: int
-    environment: tuple[str, ...] = ()
+    environment: Mapping[str, str | None] = field(default_factory=dict)
     numa_binding: str | None = None
     logs: str = "launch-logs"
 
     def words(self, host: NodeHost, *, num_nodes: int) -> list[str]:
-        """The line of ``host``, word by word."""
+        """The line of ``host``, word by word, without the variables."""
         where = ["--standalone"]
         if num_nodes > 1 or self.address:
             where = ["--nnodes", str(num_nodes), "--node-rank", str(host.node)]
             where += ["--master-addr", self.address, "--master-port", str(self.port)]
         return [
-            *(["env", *self.environment] if self.environment else []),
             *(self.torchrun, *where, "--nproc-per-node", str(len(host.ranks))),
             *([] if self.numa_binding is None else ["--numa-binding", self.numa_binding]),
             *(self.program, *self.flags),
         ]
+
+    def shell_line(self, host: NodeHost, *, num_nodes: int) -> str:
+        """The line of ``host`` with the variables, as a shell reads it."""
+        line = shell_text(self.words(host, num_nodes=num_nodes))
+        assignments = shell_assignments(self.environment, fix="set it in this shell first")
+        return f"{' '.join(assignments)} \\\n    {line}" if assignments else line
+
+
+def shell_assignments(environment: Mapping[str, str | None], *, fix: str) -> list[str]:
+    """Write variables as a shell assigns them, which no list of processes shows.
+
+    Args:
+        fix: what to do about a value that is to come from the environment and is not there; the shell ends with that.
+    """
+    return [
+        f'{name}="${{{name}:?is not set: {fix}}}"' if value is None else f"{name}={shlex.quote(value)}"
+        for name, value in environment.items()
+    ]
 
 
 def shell_text(words: Sequence[str], *, width: int = WIDTH, indent: str = "    ") -> str:

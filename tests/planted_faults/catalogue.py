@@ -7,6 +7,7 @@ from tests.planted_faults.plan_faults import PLAN_FAULTS
 from tests.planted_faults.price_faults import PRICE_FAULTS
 from tests.planted_faults.printable_faults import PRINTABLE_FAULTS
 from tests.planted_faults.runtime_faults import RUNTIME_FAULTS
+from tests.planted_faults.secret_faults import SECRET_FAULTS
 from tests.planted_faults.training_faults import TRAINING_FAULTS
 
 FAULTS = (
@@ -18,4 +19,5 @@ FAULTS = (
     *OFFLOAD_FAULTS,
     *PRINTABLE_FAULTS,
     *FOLDER_FAULTS,
+    *SECRET_FAULTS,
 )

@@ -1,7 +1,9 @@
 """``hetero launch``: what it prints, what it refuses before anything starts, and runs over a stand-in for ssh."""
 
+import hashlib
 import os
 import re
+import secrets
 import shlex
 import signal
 import stat
@@ -126,6 +128,7 @@ def test_flags_that_contradict_the_plan_are_named_with_both_values(
         (["--hosts", "a", "slots=4"], "--hosts slots=4: that is from a hostfile"),
         (["--hosts", "127.0.0.1,localhost"], "127.0.0.1 and localhost name one machine"),
         (["--hosts", "localhost,b"], "all meet at node 0, which is localhost; to b that is another machine"),
+        (["--hosts", "fast=-oX@a", "slow=b"], "'-oX@a' is no name of a host"),
         (["--logs", "folder"], "--logs has no effect but with --run or under Slurm"),
         (["--sbatch", "none/job.sbatch"], "--sbatch none/job.sbatch: there is no folder none"),
     ],
@@ -173,6 +176,9 @@ esac
 
 SRUN = """#!/bin/sh
 echo "$RENDEZVOUS_HOST:$RENDEZVOUS_PORT $*"
+# The shell of the step, and what it handed on.
+tr '\\0' ' ' < /proc/$PPID/cmdline | grep -q "$A_VALUE" && echo "its line has a value"
+echo "$A_VALUE $ANOTHER"
 """
 
 
@@ -193,8 +199,12 @@ def test_inside_an_allocation_slurms_nodes_are_shown_and_its_step_runs(
     assert re.search(r"0-1 +│ big .*\n.*\n│ 2 +│ small ", said)
     assert "srun --kill-on-bad-exit=1 \\\n    --het-group=0 --ntasks=1" in said
     # It goes on as the shell of the step.
-    command = [sys.executable, "-m", "hetero", "launch", plan, "--run", "--torchrun", "torchrun", "--", *OWN_FLAGS]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    command = [sys.executable, "-m", "hetero", "launch", plan, "--run", "--torchrun", "torchrun"]
+    command += ["--env", "A_VALUE=of-this-test", "--env", "ANOTHER", "--", *OWN_FLAGS]
+    environment = {**os.environ, "ANOTHER": "from here"}
+    said = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    assert said.endswith("\nof-this-test from here\n")
+    assert "its line has a value" not in said
     assert said.startswith("address-of-big:15007 --kill-on-bad-exit=1 --het-group=0 --ntasks=1")
     assert " node 2  torchrun pretrain_gpt.py --hetero-plan " in said
     assert launched(plan, "--hosts", "a,b") == 0, "hosts that are named count"
@@ -206,6 +216,41 @@ def refused_here(plan: str, capfd: pytest.CaptureFixture[str]) -> str:
     capfd.readouterr()
     assert launched(plan, "--run") == 2
     return capfd.readouterr().err
+
+
+def test_a_script_has_a_value_once_and_then_others_may_not_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value, inherited = (secrets.token_hex(16) for _ in range(2))
+    monkeypatch.setenv("ANOTHER", inherited)
+    script, plan = tmp_path / "job.sbatch", written(tmp_path)
+    script.touch(mode=0o644)
+    words = [plan, "--sbatch", str(script), "--env", "ANOTHER"]
+    assert launched(*words) == 0
+    assert script.stat().st_mode & 0o777 == 0o644, "there is nothing to hide in it"
+    assert launched(*words, f"--env=A_VALUE={value}") == 0
+    assert script.stat().st_mode & 0o777 == 0o600
+    text = script.read_text()
+    assert (text.count(value), text.count(inherited)) == (1, 0)
+    assert "--env ANOTHER --env=A_VALUE --torchrun" in text.splitlines()[1], "made by"
+    assert launched(*words, f"--env=1{value}={value}") == 2
+    assert "--env is '1" in (said := "".join(capsys.readouterr()))
+    assert said.count(value) == 1, "of the name"
+
+
+def test_printed_lines_take_a_value_from_where_they_are_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value = secrets.token_hex(16)
+    monkeypatch.setenv("A_VALUE", value)
+    words = [written(tmp_path), "--hosts", "a,b", "--env", "A_VALUE", "--env", "ANOTHER=b c"]
+    assert launched(*words) == 0
+    said = capsys.readouterr().out
+    assert said.count("A_VALUE=\"${A_VALUE:?is not set: set it in this shell first}\" ANOTHER='b c' \\\n") == 2
+    assert launched(*words, "--json") == 0
+    said += capsys.readouterr().out
+    assert '"A_VALUE": null' in said
+    assert value not in said
 
 
 class Hosts:
@@ -243,6 +288,34 @@ def test_all_hosts_run_over_ssh_to_their_end(
     assert "me@far: torchrun --nnodes 2 --node-rank 0 --master-addr far" in said
     assert "localhost: torchrun --nnodes 2 --node-rank 1 --master-addr far" in said
     assert sorted(path.name for path in (hosts.folder / "logs").iterdir()) == ["localhost.log", "me@far.log"]
+
+
+HIDES = """import hashlib, os, psutil
+value = os.environ["A_VALUE"]
+shown = [p.info["cmdline"][0] for p in psutil.process_iter(["cmdline"]) if value in " ".join(p.info["cmdline"] or [])]
+print("lines with the value:", shown, "and it is", hashlib.sha256(value.encode()).hexdigest(), os.environ["ANOTHER"])
+"""
+
+
+def test_no_list_of_processes_shows_a_value(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One host is reached over ssh, one is this machine; each looks at all processes while both run."""
+    value = f"{secrets.token_hex(16)} 'quoted' \u00e9\nand a second line"
+    monkeypatch.setenv("A_VALUE", value)
+    (hosts.folder / "torchrun").write_text(f"#!{sys.executable}\n{HIDES}")
+    given = ("--env", "A_VALUE", "--env", "ANOTHER=as it is")
+    assert hosts.run("far", "localhost", *given) == 0
+    said = capsys.readouterr()
+    digest = hashlib.sha256(value.encode()).hexdigest()
+    for host in ("far", "localhost"):
+        assert f"{host}: lines with the value: [] and it is {digest} as it is\n" in said.out
+    assert value[:32] not in said.out + said.err
+    monkeypatch.delenv("A_VALUE")
+    assert hosts.run("far", "localhost", *given, "--env", "NOR_THIS") == 2
+    assert capsys.readouterr().err == (
+        "hetero: --env A_VALUE, NOR_THIS: not set in this environment; export them first, or give NAME=VALUE\n"
+    )
 
 
 def test_a_host_that_fails_ends_the_others_and_is_told_with_its_log(

@@ -1,6 +1,7 @@
 """Batch scripts as text, held against what was written once and read; and what an allocation says of itself."""
 
 import dataclasses
+import os
 import subprocess
 from pathlib import Path
 
@@ -63,12 +64,21 @@ def test_the_shell_gets_every_word_as_it_was_given() -> None:
         flags=("--split", "9, 1"),
         address="ib0 host",
         port=7,
-        environment=("A=b 'c'",),
+        environment={"A": "b 'c'", "B": None},
     )
-    stand_in = 'srun() { echo "$A" "$RENDEZVOUS_HOST" "$RENDEZVOUS_PORT"; shift 7; printf "<%s>" "$@"; }\n'
+    stand_in = "srun() { sh -c 'echo $A $B $RENDEZVOUS_HOST $RENDEZVOUS_PORT'; shift 7; printf '<%s>' \"$@\"; }\n"
     text = stand_in + step_script(ClusterSpec(node_types=GPUS.node_types[:1]), options)
-    done = subprocess.run(["bash", "-euc", text], capture_output=True, text=True, check=True)
-    assert done.stdout == "b 'c' ib0 host 7\n<node><8><></my env/torchrun><it's.py><--split><9, 1>"
+    bash = ["bash", "-euc", text]
+    done = subprocess.run(bash, capture_output=True, text=True, check=True, env={**os.environ, "B": "d"})
+    assert done.stdout == "b 'c' d ib0 host 7\n<node><8><></my env/torchrun><it's.py><--split><9, 1>"
+
+
+def test_a_job_without_a_variable_that_it_needs_ends_with_what_to_do() -> None:
+    options = dataclasses.replace(OPTIONS, address="here", port=7, environment={"A_VARIABLE_OF_THIS_TEST": None})
+    text = "srun() { echo runs; }\n" + step_script(GPUS, options)
+    done = subprocess.run(["bash", "-euc", text], capture_output=True, text=True, check=False)
+    assert (done.returncode != 0, done.stdout) == (True, "")
+    assert "A_VARIABLE_OF_THIS_TEST: is not set: set it before sbatch, which hands its environment on" in done.stderr
 
 
 def test_a_job_is_queued_again_only_if_it_would_go_on() -> None:

@@ -1,5 +1,6 @@
 """The shell text of a host, which is run here, and the words that take it there."""
 
+import os
 import shlex
 import socket
 import subprocess
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero.launch.ssh import command_on, is_this_machine, watched
+from hetero.launch.ssh import command_on, is_this_machine, variables_line, watched
 
 
 def run(text: str) -> "subprocess.Popen[str]":
@@ -32,6 +33,26 @@ def test_the_program_is_told_to_end_when_standard_input_does(tmp_path: Path) -> 
     assert process.returncode == 5
 
 
+def test_variables_come_by_standard_input_as_they_are(tmp_path: Path) -> None:
+    given = {"A": 'it\'s "$HOME" `x` \\n', "B": "two\nlines\n", "C": "", "D": "\udcff\u00e9 -n"}
+    text = watched(["env", "-0"], folder=str(tmp_path), reads_variables=True)
+    with subprocess.Popen(["sh", "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(variables_line(given))
+        process.stdin.flush()
+        said = dict(os.fsdecode(each).split("=", 1) for each in process.stdout.read().split(b"\0") if each)
+    assert process.returncode == 0
+    assert {name: said.get(name) for name in given} == given
+    assert not [name for name in said if name.startswith("hetero_")]
+
+
+def test_a_launch_that_ends_before_it_gives_the_variables_starts_nothing(tmp_path: Path) -> None:
+    text = watched(["echo", "here"], folder=str(tmp_path), reads_variables=True)
+    done = subprocess.run(["sh", "-c", text], input=b"A=1", capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (1, b"")
+
+
 def test_a_missing_folder_is_a_failure(tmp_path: Path) -> None:
     process = subprocess.run(
         ["sh", "-c", watched(["echo", "here"], folder=str(tmp_path / "none"))],
@@ -45,7 +66,7 @@ def test_a_missing_folder_is_a_failure(tmp_path: Path) -> None:
 
 def test_hosts_elsewhere_are_reached_over_ssh_in_any_shell() -> None:
     far = command_on("far", "echo 'a b'", ssh=("ssh", "-v"))
-    assert far[:-1] == ["ssh", "-v", "far"]
+    assert far[:-1] == ["ssh", "-v", "--", "far"], "no name is an option"
     assert shlex.split(far[-1]) == ["exec", "sh", "-c", "echo 'a b'"]
     assert command_on("localhost", "true") == ["sh", "-c", "true"]
 

@@ -1,6 +1,8 @@
 """The line of each host, and its text for a shell."""
 
+import os
 import shlex
+import subprocess
 
 import pytest
 
@@ -11,14 +13,13 @@ from tests.unit.launch.plans import CLUSTER
 
 
 def test_every_host_starts_its_own_number_of_processes() -> None:
-    options = TorchrunOptions(flags=("--lr", "1"), address="a", port=1234, environment=("A=b c",), numa_binding="node")
+    options = TorchrunOptions(flags=("--lr", "1"), address="a", port=1234, numa_binding="node")
     first, second = (options.words(host, num_nodes=2) for host in assigned_hosts(CLUSTER, ["a,b"]))
     meeting = "--master-addr a --master-port 1234"
     assert shlex.join(first) == (
-        f"env 'A=b c' torchrun --nnodes 2 --node-rank 0 {meeting} --nproc-per-node 2 --numa-binding node "
-        "pretrain_gpt.py --lr 1"
+        f"torchrun --nnodes 2 --node-rank 0 {meeting} --nproc-per-node 2 --numa-binding node pretrain_gpt.py --lr 1"
     )
-    assert shlex.join(second[3:]) == (
+    assert shlex.join(second[1:]) == (
         f"--nnodes 2 --node-rank 1 {meeting} --nproc-per-node 1 --numa-binding node pretrain_gpt.py --lr 1"
     )
 
@@ -27,6 +28,20 @@ def test_a_single_host_finds_a_port_itself() -> None:
     (host,) = invented_hosts(ClusterSpec(node_types=CLUSTER.node_types[:1]))
     words = TorchrunOptions(address="", port=29500).words(host, num_nodes=1)
     assert words == ["torchrun", "--standalone", "--nproc-per-node", "2", "pretrain_gpt.py"]
+
+
+def test_a_shell_assigns_variables_and_ends_where_a_value_is_missing() -> None:
+    options = TorchrunOptions(
+        torchrun="sh", program="-c", flags=('echo "$A $B"',), address="", port=0, environment={"A": "b c'", "B": None}
+    )
+    (host,) = invented_hosts(ClusterSpec(node_types=CLUSTER.node_types[:1]))
+    line = options.shell_line(host, num_nodes=1).replace("--standalone --nproc-per-node 2 ", "")
+    for given, said in (({"B": "d\ne"}, (0, "b c' d\ne\n", "")), ({}, (2, "", "set it in this shell first"))):
+        done = subprocess.run(
+            ["sh", "-c", line], env={"PATH": os.environ["PATH"], **given}, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout) == said[:2]
+        assert said[2] in done.stderr
 
 
 @pytest.mark.parametrize("width", [10, 40, 200])
