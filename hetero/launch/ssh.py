@@ -25,14 +25,6 @@ def variables_line(environment: Mapping[str, str]) -> bytes:
     return os.fsencode(assignments.replace("\n", "'\"$hetero_newline\"'") + "\n")
 
 
-_READ_VARIABLES = (
-    "hetero_newline='\n'",
-    "IFS= read -r hetero_variables || exit 1",
-    'eval "export $hetero_variables"',
-    "unset hetero_newline hetero_variables",
-)
-
-
 def watched(words: Sequence[str], *, folder: str, reads_variables: bool = False) -> str:
     """Shell text that runs ``words`` in ``folder`` until they or its standard input end; exits as they do.
 
@@ -40,13 +32,19 @@ def watched(words: Sequence[str], *, folder: str, reads_variables: bool = False)
         reads_variables: standard input begins with a :func:`variables_line`. Values do not stand in the text, which the
             list of processes shows.
     """
+    before: list[str] = []
+    program = shlex.join(words)
+    if reads_variables:
+        before = ["hetero_newline='\n'", "IFS= read -r hetero_variables || exit 1"]
+        # For the program alone: with another PATH this shell might not find what it needs itself.
+        program = f'(eval "export $hetero_variables"; exec {program})'
     return "\n".join(
         [
             f"cd {shlex.quote(folder)} || exit 1",
-            *(_READ_VARIABLES if reads_variables else ()),
+            *before,
             # What runs in the background has no standard input of its own.
             "exec 3<&0",
-            f"{shlex.join(words)} 3<&- &",
+            f"{program} 3<&- &",
             "child=$!",
             "(cat <&3 >/dev/null; kill -TERM $child) 2>/dev/null >&2 &",
             "watch=$!",

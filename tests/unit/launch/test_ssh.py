@@ -47,6 +47,21 @@ def test_variables_come_by_standard_input_as_they_are(tmp_path: Path) -> None:
     assert not [name for name in said if name.startswith("hetero_")]
 
 
+def test_a_program_with_variables_is_told_to_end_too(tmp_path: Path) -> None:
+    """Its own PATH has nothing that its shell needs."""
+    program = "trap 'echo told; exit 5' TERM; echo begun $PATH; while :; do /bin/sleep 0.05; done"
+    text = watched(["/bin/sh", "-c", program], folder=str(tmp_path), reads_variables=True)
+    with subprocess.Popen(["sh", "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(variables_line({"PATH": "/none"}))
+        process.stdin.flush()
+        assert process.stdout.readline() == b"begun /none\n"
+        process.stdin.close()
+        assert process.stdout.read() == b"told\n"
+    assert process.returncode == 5
+
+
 def test_a_launch_that_ends_before_it_gives_the_variables_starts_nothing(tmp_path: Path) -> None:
     text = watched(["echo", "here"], folder=str(tmp_path), reads_variables=True)
     done = subprocess.run(["sh", "-c", text], input=b"A=1", capture_output=True, check=False)
