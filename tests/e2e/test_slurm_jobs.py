@@ -274,6 +274,23 @@ def test_each_node_gives_its_ranks_its_own_gpus(slurm: SlurmCluster, tmp_path: P
     assert sorted(seen) == [("fast", "0,1", "0", "2"), ("slow", "0", "1", "1")], said
 
 
+def test_a_job_hands_variables_on_that_its_script_does_not_have(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """``--env NAME``: the value is in the environment of sbatch, and the job ends at once where it is not."""
+    (tmp_path / "torchrun").write_text('#!/bin/bash\necho "HAS $A_VALUE $ANOTHER"\n')
+    (tmp_path / "torchrun").chmod(0o755)
+    script = tmp_path / "job.sbatch"
+    how = ["--torchrun", str(tmp_path / "torchrun"), "--sbatch", str(script), "--env", "A_VALUE", "--env", "ANOTHER=7"]
+    assert main(["launch", plan_file(tmp_path, TWO_STAGES, ONE_TYPE), *how, "--", *flags(tmp_path, steps=2)]) == 0
+    with_value, without = tmp_path / "with", tmp_path / "without"
+    for folder in (with_value, without):
+        folder.mkdir()
+    said = Job(slurm, with_value, script, A_VALUE="from sbatch").wait_for_end()
+    assert [line for line in said.splitlines() if "HAS" in line] == ["HAS from sbatch 7"] * 2
+    said = Job(slurm, without, script).wait_for_end()
+    assert "A_VALUE: is not set: set it before sbatch" in said
+    assert "HAS" not in said
+
+
 def test_ranks_meet_where_rank_0_is_under_a_placement_of_the_users(slurm: SlurmCluster, tmp_path: Path) -> None:
     """SLURM_HOSTFILE puts task 0 of a step on the second node of the list, which Slurm sorts.
 
