@@ -87,17 +87,15 @@ def kind_of_store(url: str) -> str:
     """
     try:
         kind = str(obstore.parse_scheme(url))
-        variables = _VARIABLES.get(kind)
-        instead = "give none" if variables is None else f"set {variables} in the environment"
-        refuse_credentials(url, name="object store", instead=instead)
-        if kind == "http":
-            raise ValueError("a web server is no object store; the endpoint of one is set in the environment")
-        if kind == "local" and not _folder(url).is_absolute():
-            raise ValueError("the path of a folder begins with a third slash")
-    except ConfigError:
-        raise
     except (BaseError, ValueError) as error:
-        raise ConfigError(f"object store {without_secrets(url)}: {first_line(error)}; {_FORMS}") from None
+        raise _no_store(url, first_line(error)) from None
+    variables = _VARIABLES.get(kind)
+    instead = "give none" if variables is None else f"set {variables} in the environment"
+    refuse_credentials(url, name="object store", instead=instead)
+    if kind == "http":
+        raise _no_store(url, "a web server is no object store; the endpoint of one is set in the environment")
+    if kind == "local" and not _folder(url).is_absolute():
+        raise _no_store(url, "the path of a folder begins with a third slash")
     return kind
 
 
@@ -120,6 +118,10 @@ def open_store(url: str) -> Any:
     except (BaseError, ValueError, OSError) as error:
         fix = f"set {_VARIABLES[kind]}" if kind in _VARIABLES else "give a folder that can be made here"
         raise ConfigError(f"object store {url}: {first_line(error)}; {fix}") from None
+
+
+def _no_store(url: str, why: str) -> ConfigError:
+    return ConfigError(f"object store {without_secrets(url)}: {why}; {_FORMS}")
 
 
 def _folder(url: str) -> Path:
