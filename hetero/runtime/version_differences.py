@@ -96,6 +96,10 @@ PATH_MODULES = ("pathlib", "pathlib._local")
 """Python 3.13 alone: pickles name the classes of paths by ``pathlib._local``; all others name ``pathlib``."""
 
 
+READS_FOR_DATASETS = frozenset({"megatron.core.safe_globals"})
+"""megatron-core 0.19 and newer: the module whose ``numpy.load`` its datasets call; older ones call their own."""
+
+
 def common_tensor_state(state: tuple[object, ...]) -> tuple[object, ...]:
     """torch 2.15 and newer: return the part of a pickled ``TensorProperties`` that every version knows, 5 fields.
 

@@ -10,8 +10,6 @@ import contextlib
 import copy
 import hashlib
 import logging
-import pickle
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,27 +22,27 @@ import torch
 import torch.distributed as dist
 
 from hetero.distributed.rank_consensus import check_same_everywhere, on_all_ranks
-from hetero.errors import ConfigError
+from hetero.errors import ConfigError, DataError
 from hetero.plan.batch_shares import with_batch_size
 from hetero.plan.batch_sizes import BatchSizes, VaryingBatch
 from hetero.plan.ir import Placement, Plan
 from hetero.plan.sample_order import microbatch_indices
 from hetero.runtime.microbatch import Microbatch
 from megatron.pretrain.cli.training_config import DataConfig
+from megatron.pretrain.core_datasets import (
+    BlendedDataset,
+    BlendedMegatronDatasetBuilder,
+    DType,
+    GPTDataset,
+    GPTDatasetConfig,
+    MockGPTDataset,
+)
 from megatron.pretrain.corpus_index import HEADER_BYTES, parse_blend, read_index_header
 from megatron.pretrain.data_readers import read_ahead
-from megatron.pretrain.index_cache import built_completely
+from megatron.pretrain.index_cache import built_completely, make_cache
 from megatron.pretrain.token_files import read_from_files
 from megatron.pretrain.token_ids import CheckedGPTDataset, check_first_tokens
 from megatron.pretrain.tokenizer import Tokenizer
-
-with warnings.catch_warnings():
-    # It warns of every optional package that is not installed.
-    warnings.simplefilter("ignore")
-    from megatron.core.datasets.blended_dataset import BlendedDataset
-    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
-    from megatron.core.datasets.indexed_dataset import DType
 
 _CHECKED_AT_ONCE = 2**20
 
@@ -205,6 +203,12 @@ def _read(dataset: SampleDataset, indices: Sequence[int]) -> Microbatch:
             samples.append(dataset[index])
         except ConfigError as error:
             raise ConfigError(f"sample {index}: {error}") from None
+        except (IndexError, ValueError, OverflowError) as error:
+            raise DataError(
+                f"sample {index}: its indices lead outside the data ({error}); remove the folder of indices "
+                "(--data-cache-path, or the one next to the data whose name ends in _cache), and go on from the last "
+                "checkpoint"
+            ) from error
     return Microbatch(
         tokens_BS=torch.stack([sample["tokens"] for sample in samples]),
         position_ids_BS=torch.stack([sample["position_ids"] for sample in samples]),
@@ -235,7 +239,7 @@ class _Builder(BlendedMegatronDatasetBuilder):  # type: ignore[misc]  # megatron
                 return built_completely(
                     cache, lambda folder: read_from_files(cls(*rest, _cached_in(config, folder)), cache)
                 )
-            except (OSError, ValueError, EOFError, pickle.UnpicklingError) as error:
+            except (OSError, ValueError) as error:
                 raise _cache_error(config.path_to_cache, error) from error
 
         return BlendedMegatronDatasetBuilder.build_generic_dataset(build, is_built_on_rank, synchronize_ranks, *args)
@@ -334,7 +338,7 @@ def _check_on_all_ranks(blend: Blend, config: DataConfig, tokenizer: Tokenizer) 
             _check_corpus(corpus, blend, config, tokenizer)
         folder = (config.data_cache_path or Path(blend.prefixes[0] + "_cache")) / _digest(corpora)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_cache(folder)
         except OSError as error:
             raise _cache_error(str(folder), error) from None
         return folder

@@ -1,7 +1,6 @@
 """Identifies the data of a run: digests of the token files, and of the order in which samples are drawn from them."""
 
 import hashlib
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,9 @@ import numpy as np
 
 from hetero.checkpoint.state import DataState
 from megatron.pretrain.cli.training_config import DataConfig
+from megatron.pretrain.core_datasets import BlendedDataset
 from megatron.pretrain.corpus_index import read_index_header
 from megatron.pretrain.data import SampleDataset, Split, find_blend
-
-with warnings.catch_warnings():
-    # It warns of every optional package that is not installed.
-    warnings.simplefilter("ignore")
-    from megatron.core.datasets.blended_dataset import BlendedDataset
 
 _HEAD_BYTES = 2**20
 """Of each file that the digest of its content reads; the sizes stand for the rest."""

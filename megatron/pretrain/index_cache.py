@@ -11,10 +11,30 @@ from typing import TypeVar
 
 from hetero.distributed.helper_processes import HelperContext
 from hetero.file_systems import link_or_copy
+from hetero.folder_owners import OTHERS_WRITE, check_own
 
 T = TypeVar("T")
 
 _PREFIX = ".building."
+
+_MODE = 0o755
+"""Of a folder of indices, less what the umask takes: where the umask is 002, its group could write it."""
+
+
+def make_cache(folder: Path) -> None:
+    """Make a folder for the indices of one content, in the folder for those of all, and check who may write there.
+
+    Raises:
+        ConfigError: either folder, or a file in the first one, belongs to another user or may be written by others.
+        OSError: one of them cannot be made.
+    """
+    instead = "give --data-cache-path a folder of your own"
+    folder.parent.parent.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(exist_ok=True, mode=_MODE)
+    check_own(folder.parent, instead=instead)
+    folder.mkdir(exist_ok=True, mode=_MODE)
+    for path in (folder, *folder.iterdir()):
+        check_own(path, instead=instead)
 
 
 def built_completely(cache: Path, build: Callable[[Path], T]) -> T:
@@ -38,6 +58,7 @@ def built_completely(cache: Path, build: Callable[[Path], T]) -> T:
         for path in sorted(scratch.iterdir()):
             if path.name not in known:
                 _wait_for_disk(path)
+                _leave_writing_to_owner(path)
                 path.replace(cache / path.name)
     # All is there and only read. In the scratch folder it may be a copy, and some file systems unmap what is deleted.
     return build(cache)
@@ -77,7 +98,7 @@ def _scratch(cache: Path) -> Iterator[Path]:
             shutil.rmtree(path)
     scratch = cache / f"{_PREFIX}{host}.{os.getpid()}"
     shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir()
+    scratch.mkdir(mode=0o700)
     try:
         yield scratch
     finally:
@@ -92,6 +113,13 @@ def _is_running(process: int) -> bool:
     except PermissionError:
         return True
     return process != os.getpid()
+
+
+def _leave_writing_to_owner(path: Path) -> None:
+    mode = path.stat().st_mode
+    # Only if it has to: some mounts refuse to change a mode.
+    if mode & OTHERS_WRITE:
+        path.chmod(mode & ~OTHERS_WRITE)
 
 
 def _wait_for_disk(path: Path) -> None:

@@ -5,7 +5,6 @@ that comes back short is an error that names the file.
 """
 
 import os
-import warnings
 import weakref
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,8 @@ from typing import Any
 import numpy as np
 
 from hetero.errors import DataError
+from megatron.pretrain.core_datasets import GPTDataset, IndexedDataset
 from megatron.pretrain.corpus_index import HEADER_BYTES
-
-with warnings.catch_warnings():
-    # It warns of every optional package that is not installed.
-    warnings.simplefilter("ignore")
-    from megatron.core.datasets.gpt_dataset import GPTDataset
-    from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 
 class DataFile:
@@ -105,11 +99,14 @@ def read_from_files(dataset: GPTDataset, cache: Path | None) -> GPTDataset:
 
     Raises:
         DataError: a file cannot be opened.
+        ValueError: an index has another shape than megatron-core writes.
     """
     if isinstance(dataset.dataset, IndexedDataset):
         _read_corpus_from_files(dataset.dataset)
-    for name in ("document_index", "sample_index", "shuffle_index"):
+    for name, row_shape in (("document_index", ()), ("sample_index", (2,)), ("shuffle_index", ())):
         array = getattr(dataset, name)
+        if array.shape[1:] != row_shape:
+            raise ValueError(f"{name} has the shape {array.shape}")
         if isinstance(array, np.memmap) and cache is not None:
             path = Path(str(array.filename))
             file = DataFile(path, name=cache / path.name, size=array.offset + array.nbytes)

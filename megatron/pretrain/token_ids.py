@@ -4,20 +4,14 @@ An embedding that is split over tensor-parallel ranks gives zeros for an id that
 trains as if it were a token, and megatron-core's GPTDataset takes -1 for padding. None of them is an error by itself.
 """
 
-import warnings
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from hetero.errors import ConfigError
+from megatron.pretrain.core_datasets import GPTDataset, GPTDatasetConfig, IndexedDataset
 from megatron.pretrain.tokenizer import NullTokenizer, Tokenizer
-
-with warnings.catch_warnings():
-    # It warns of every optional package that is not installed.
-    warnings.simplefilter("ignore")
-    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
-    from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 _PROBE_TOKENS = 2**16
 
