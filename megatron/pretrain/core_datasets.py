@@ -53,9 +53,9 @@ class _NumpyWithoutPickles:
 
 def _refuse_pickles() -> None:
     for name, module in list(sys.modules.items()):
-        if name in READS_FOR_DATASETS or name.startswith("megatron.core.datasets."):
-            if getattr(module, "numpy", None) is np:
-                module.numpy = _NumpyWithoutPickles()  # type: ignore[attr-defined]  # it imports numpy by this name
+        reads_for_datasets = name.startswith("megatron.core.datasets.") or name in READS_FOR_DATASETS
+        if reads_for_datasets and getattr(module, "numpy", None) is np:
+            module.numpy = _NumpyWithoutPickles()  # type: ignore[attr-defined]  # each imports numpy by this name
 
 
 _refuse_pickles()

@@ -14,7 +14,15 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, ChunkStorageMetadata, Metadata, TensorProperties
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import WriteItemType
 
 from hetero.checkpoint.interchange.metadata_pickle import read_metadata
 from hetero.checkpoint.interchange.torch_dist import TorchDistSource, write_torch_dist
@@ -280,7 +288,7 @@ class TestHostile:
         path = saved / ".metadata"
         for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
             path.write_bytes(pickle.dumps(Touch(trace), protocol=protocol))
-            with pytest.raises(CheckpointError, match=r"refused: it names \w+\.\w+"):
+            with pytest.raises(CheckpointError, match=r"refused: it (names \w+\.\w+|has the instruction 0x)"):
                 TorchDistSource(saved, model=LLAMA)
             assert not trace.exists()
         pickle.loads(path.read_bytes())
@@ -312,6 +320,61 @@ class TestHostile:
     def test_plain_data_is_no_metadata(self, tmp_path: Path) -> None:
         (tmp_path / "m").write_bytes(pickle.dumps({"a": 1}))
         with pytest.raises(CheckpointError, match="holds a dict, not a checkpoint's metadata"):
+            read_metadata(tmp_path / "m")
+
+    @pytest.mark.parametrize(
+        ("shared", "change"),
+        [
+            (Metadata, b"}\x8c\x06markerNsb."),
+            (Metadata, b"N}\x8c\x06markerNs\x86b."),
+            (torch.serialization._get_layout, b"}\x8c\x06markerNsb."),
+            (torch.serialization._get_layout, b"N}\x8c\x06markerNs\x86b."),
+            (WriteItemType.SHARD, b"}\x8c\x06markerNsb."),
+            (torch.bfloat16, b"N}\x8c\x06markerNs\x86b."),
+        ],
+    )
+    def test_what_the_process_shares_is_not_changed(self, tmp_path: Path, shared: object, change: bytes) -> None:
+        """Not even before the refusal: types, functions and members of enumerations are those of everybody."""
+        (tmp_path / "m").write_bytes(pickle.dumps(shared, protocol=4)[:-1] + change)
+        with pytest.raises(CheckpointError, match="refused: it changes a"):
+            read_metadata(tmp_path / "m")
+        assert not hasattr(shared, "marker")
+
+    def test_a_record_is_filled_in_by_its_fields_alone(self, tmp_path: Path) -> None:
+        record = pickle.dumps(Metadata({}), protocol=4)
+        assert record.endswith(b"ub.")
+        (tmp_path / "m").write_bytes(record[:-1] + b"N}\x8c\x06markerNs\x86b.")
+        with pytest.raises(CheckpointError, match="refused: it fills in a Metadata from a tuple"):
+            read_metadata(tmp_path / "m")
+
+    @pytest.mark.parametrize(
+        ("code", "name"),
+        [(b"\x82\x01", "EXT1"), (b"Q", "BINPERSID"), (b"\x96" + b"\x01" + bytes(7), "BYTEARRAY8"), (b"(o", "OBJ")],
+    )
+    def test_instructions_that_records_have_no_use_for(self, tmp_path: Path, code: bytes, name: str) -> None:
+        instruction = next(each for each in pickletools.opcodes if each.name == name)
+        (tmp_path / "m").write_bytes(pickle.PROTO + b"\x04" + code + b".")
+        with pytest.raises(CheckpointError, match=f"refused: it has the instruction 0x{ord(instruction.code):02x}"):
+            read_metadata(tmp_path / "m")
+
+    @pytest.mark.parametrize("key", [3, (), (("a",), ("b",)), torch.Size((1,)), MetadataIndex(("a",)), None])
+    def test_only_texts_and_places_of_parts_are_keys(self, tmp_path: Path, key: Any) -> None:
+        (tmp_path / "m").write_bytes(pickle.dumps(Metadata({}, planner_data={key: 1}), protocol=4))
+        with pytest.raises(CheckpointError, match=r"refused: it has .* for a key"):
+            read_metadata(tmp_path / "m")
+
+    def test_a_shared_list_counts_for_each_tensor_that_has_it(self, tmp_path: Path) -> None:
+        size = torch.Size((1,))
+        one = TensorStorageMetadata(TensorProperties(), size, [ChunkStorageMetadata(torch.Size((0,)), size)] * 500)
+        (tmp_path / "m").write_bytes(pickle.dumps(Metadata({str(i): one for i in range(50)}, storage_data={}), protocol=4))
+        with pytest.raises(CheckpointError, match=r"refused: it counts more blocks than it has bytes \("):
+            read_metadata(tmp_path / "m")
+
+    def test_a_tensor_of_many_dimensions(self, tmp_path: Path) -> None:
+        size = torch.Size((1,) * 33)
+        one = TensorStorageMetadata(TensorProperties(), size, [ChunkStorageMetadata(torch.Size((0,) * 33), size)])
+        (tmp_path / "m").write_bytes(pickle.dumps(Metadata({"a": one}, storage_data={}), protocol=4))
+        with pytest.raises(CheckpointError, match="refused: a is not cut into blocks"):
             read_metadata(tmp_path / "m")
 
     @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "..", "a/b.distcp", ".metadata", 3])
