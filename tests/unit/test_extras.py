@@ -1,10 +1,14 @@
 """The distribution asks for the packages that its code imports, and says which extra brings one that is missing."""
 
 import ast
+import csv
+import datetime
 import importlib.metadata
+import itertools
 import runpy
 import sys
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +17,13 @@ import setuptools
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from hetero import extras
 from hetero.doctor.host_checks import TRANSFORMER_ENGINES
 from hetero.errors import ConfigError
 from hetero.extras import EXTRAS, exit_without, require
+from tests.helpers.lanes import pinned_versions
 
 ROOT = Path(__file__).parents[2]
 
@@ -162,3 +168,46 @@ def test_a_program_ends_with_one_line(capsys: pytest.CaptureFixture[str]) -> Non
     said = capsys.readouterr().err
     assert said.startswith("hetero: pretrain_gpt.py needs no_such_package.core, ")
     assert said.count("\n") == 1
+
+
+def looked_up() -> dict[str, dict[str, str]]:
+    """By package, what OSV and PyPI's list of advisories say of it.
+
+    first_clean: the first version without a known advisory; empty if none was found.
+    advisories: those that it mends, with other versions that mended some.
+    not_reached: why an older version is accepted all the same.
+    looked_up: the day.
+    """
+    with (ROOT / "tests/data/advisories.tsv").open(encoding="utf-8", newline="") as file:
+        return {row["package"]: row for row in csv.DictReader(file, delimiter="\t")}
+
+
+def is_below(version: str, row: Mapping[str, str]) -> bool:
+    """Whether a version has an advisory that counts here."""
+    return bool(row["first_clean"]) and not row["not_reached"] and Version(version) < Version(row["first_clean"])
+
+
+def test_no_version_that_is_accepted_has_a_known_advisory(described: dict[str, Any]) -> None:
+    rows, oldest = looked_up(), dict[str, str]()
+    for each in itertools.chain(described["install_requires"], *described["extras_require"].values()):
+        requirement = Requirement(each)
+        floors = [bound.version for bound in requirement.specifier if bound.operator == ">="]
+        oldest[canonicalize_name(requirement.name)] = min(floors, key=Version, default="0")
+    assert rows.keys() == oldest.keys()
+    assert {name: version for name, version in oldest.items() if is_below(version, rows[name])} == {}
+    building = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
+    assert building == [f"setuptools>={oldest['setuptools']}"]
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12"])
+def test_no_pinned_version_has_a_known_advisory(python: str) -> None:
+    pins = {canonicalize_name(name): version for name, version in pinned_versions(python).items()}
+    rows = looked_up()
+    assert {name: pins[name] for name in pins.keys() & rows if is_below(pins[name], rows[name])} == {}
+
+
+def test_what_is_known_of_advisories_says_when_and_why() -> None:
+    for name, row in looked_up().items():
+        assert datetime.date.fromisoformat(row["looked_up"]) >= datetime.date(2026, 11, 28), name
+        assert bool(row["first_clean"]) == bool(row["advisories"]), name
+        assert not row["not_reached"] or row["first_clean"], name

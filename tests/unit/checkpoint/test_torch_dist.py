@@ -366,7 +366,9 @@ class TestHostile:
     def test_a_shared_list_counts_for_each_tensor_that_has_it(self, tmp_path: Path) -> None:
         size = torch.Size((1,))
         one = TensorStorageMetadata(TensorProperties(), size, [ChunkStorageMetadata(torch.Size((0,)), size)] * 500)
-        (tmp_path / "m").write_bytes(pickle.dumps(Metadata({str(i): one for i in range(50)}, storage_data={}), protocol=4))
+        (tmp_path / "m").write_bytes(
+            pickle.dumps(Metadata({str(i): one for i in range(50)}, storage_data={}), protocol=4)
+        )
         with pytest.raises(CheckpointError, match=r"refused: it counts more blocks than it has bytes \("):
             read_metadata(tmp_path / "m")
 
