@@ -41,6 +41,32 @@ READS_BY_ITSELF = frozenset(
 """Modules that may read text, JSON, YAML or pickles without its help, each with the reason beside it."""
 
 
+READS_WHAT_COULD_RUN = {
+    "hetero/checkpoint/folder.py": "ctypes.CDLL: the C library of this process",
+    "hetero/checkpoint/interchange/metadata_pickle.py": "pickle: an unpickler of a few instructions and record types",
+    "hetero/checkpoint/interchange/torch_dist.py": "pickle, torch.load: an error of theirs; tensors with weights_only",
+    "hetero/cli.py": "importlib.import_module: modules of the table of commands",
+    "hetero/distributed/cudnn_library.py": "ctypes.CDLL: libraries in the folder of an installed package",
+    "hetero/distributed/helper_processes.py": "ctypes.CDLL: the C library of this process",
+    "hetero/distributed/nccl_library.py": "ctypes.CDLL: the library that torch has loaded",
+    "hetero/doctor/host_facts.py": "ctypes.CDLL: the driver's library, by the system's search path",
+    "hetero/elastic/fork_server.py": "importlib.import_module: one module of this package",
+    "hetero/elastic/warm_ranks.py": "runpy.run_path: the program that the user launched",
+    "hetero/runtime/version_differences.py": "importlib.import_module, SourceFileLoader: installed packages",
+    "tools/preprocess_data.py": "importlib.import_module: one module of megatron-core",
+}
+"""Modules with a reader of code, or of data that can hold code, and what each reads with it: never a name or a file that
+data gave, but what the user launched or installed."""
+
+COULD_RUN = re.compile(
+    r"(pickle|marshal|shelve|dill|cloudpickle|joblib|multiprocessing\.managers|torch\.package)(\..*)?"
+    r"|(torch|torch\.jit|np|numpy)\.load|torch\.hub\..*|importlib\.(import_module|machinery\.SourceFileLoader|reload)"
+    r"|importlib\.util\.spec_from_file_location|runpy\..*|ctypes\.(CDLL|PyDLL|cdll)|multiprocessing\.connection\."
+    r"(Listener|Client)|SourceFileLoader|eval|exec|compile|__import__|yaml\.(unsafe_|full_)?load(_all)?"
+)
+"""Names of what reads code, or data that can hold code."""
+
+
 def nodes(path: Path) -> Iterator[ast.AST]:
     return ast.walk(ast.parse(text(path), filename=str(path)))
 
@@ -253,6 +279,53 @@ def test_own_consoles_are_found(tmp_path: Path, code: str, lines: list[int]) -> 
     path = tmp_path / "module.py"
     path.write_text(code)
     assert made_consoles(path) == lines
+
+
+def code_readers(path: Path) -> list[str]:
+    """Where a module imports or calls a reader of what could run."""
+    found = []
+    for node in nodes(path):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Call):
+            names = [ast.unparse(node.func)]
+        else:
+            continue
+        found += [f"line {node.lineno}: {each}" for each in names if COULD_RUN.fullmatch(each)]
+    return found
+
+
+def test_no_data_can_run() -> None:
+    """Files and texts of others are read by formats that hold numbers and text alone."""
+    readers = {name(path): found for path in SOURCES if (found := code_readers(path))}
+    assert {path: found for path, found in readers.items() if path not in READS_WHAT_COULD_RUN} == {}, (
+        "read another format, or say in READS_WHAT_COULD_RUN what it reads"
+    )
+    assert readers.keys() == READS_WHAT_COULD_RUN.keys()
+
+
+@pytest.mark.parametrize(
+    ("code", "num_readers"),
+    [
+        ("import pickle", 1),
+        ("from pickle import loads", 1),
+        ("from multiprocessing.connection import Listener", 1),
+        ("from multiprocessing.connection import Connection", 0),
+        ("import numpy as np\nnp.load(path, allow_pickle=True)", 1),
+        ("import torch\ntorch.load(path)", 1),
+        ("import torch\ntorch.jit.load(path)", 1),
+        ("import importlib.metadata", 0),
+        ("import importlib\nimportlib.import_module(name)", 1),
+        ("eval(text)\nexec(text)", 2),
+        ("model.eval()\npattern.compile()", 0),
+    ],
+)
+def test_code_readers_are_found(tmp_path: Path, code: str, num_readers: int) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(code)
+    assert len(code_readers(path)) == num_readers
 
 
 def imports_of(path: Path) -> dict[str, set[str]]:

@@ -332,6 +332,7 @@ class TestHostile:
             (WriteItemType.SHARD, b"}\x8c\x06markerNsb."),
             (torch.bfloat16, b"N}\x8c\x06markerNs\x86b."),
         ],
+        ids=["type", "slots of a type", "function", "slots of a function", "member", "slots of a dtype"],
     )
     def test_what_the_process_shares_is_not_changed(self, tmp_path: Path, shared: object, change: bytes) -> None:
         """Not even before the refusal: types, functions and members of enumerations are those of everybody."""

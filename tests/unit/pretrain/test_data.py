@@ -416,6 +416,12 @@ def test_ranks_fail_together(corpus: str, tmp_path: Path) -> None:
     copy = write_corpus(tmp_path / "copy" / "corpus", [[1] * 20])
     messages = run_ranks(rank_reports, 2, [good, data_config(data_path=(copy,))])
     assert all("corpus: ranks 1 have another one than rank 0; copy them anew" in message for message in messages)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    shared = data_config(data_path=(corpus,), data_cache_path=tmp_path / "cache")
+    messages = run_ranks(rank_reports, 2, [good, shared])
+    assert len(set(messages)) == 1
+    assert f"{tmp_path}/cache: every user may write it (mode 0777)" in messages[0]
 
 
 def uneven_plan() -> Plan:

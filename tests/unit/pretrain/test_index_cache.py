@@ -9,14 +9,16 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from hetero.errors import ConfigError, DataError
 from megatron.pretrain.cli.training_config import DataConfig
-from megatron.pretrain.data import build_dataset
+from megatron.pretrain.data import _read, build_dataset
 from megatron.pretrain.index_cache import built_completely
 from tests.helpers.refusing_file_system import refuse_links
 from tests.unit.pretrain.corpora import byte_level, data_config, write_corpus
@@ -148,3 +150,58 @@ def test_an_error_of_the_build_is_raised_here(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"ended with -9; was it killed for memory\?"):
         built_completely(tmp_path, lambda folder: os.kill(os.getpid(), signal.SIGKILL))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(params=[0o022, 0o002, 0o000, 0o077], ids=oct)
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def test_others_may_not_write_what_is_made_whatever_the_umask(umask: int, tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus", [[document] * 40 for document in range(5)])
+    for cache in (None, tmp_path / "deep" / "below" / "cache"):
+        config = data_config(data_path=(corpus,), data_cache_path=cache)
+        first = samples(config)
+        folder = cache or Path(f"{corpus}_cache")
+        modes = {path.name: path.stat().st_mode for path in (folder, *folder.rglob("*"))}
+        assert len(modes) == 6
+        assert {name: oct(mode) for name, mode in modes.items() if mode & 0o022} == {}
+        assert samples(config) == first
+
+
+def test_what_is_being_built_is_out_of_reach(tmp_path: Path) -> None:
+    def build(folder: Path) -> None:
+        if folder != tmp_path:
+            (folder / "mode").write_text(oct(folder.stat().st_mode & 0o777))
+
+    built_completely(tmp_path, build)
+    assert (tmp_path / "mode").read_text() == "0o700"
+
+
+@pytest.mark.parametrize("what", ["cache", "cache/DIGEST", "cache/DIGEST/INDEX"])
+def test_a_cache_that_others_may_write_is_refused_by_name(what: str, tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus", [[document] * 40 for document in range(5)])
+    config = data_config(data_path=(corpus,), data_cache_path=tmp_path / "cache")
+    samples(config)
+    (digest,) = (tmp_path / "cache").iterdir()
+    index = next(digest.glob("*sample_index.npy"))
+    path = tmp_path / what.replace("DIGEST", digest.name).replace("INDEX", index.name)
+    path.chmod(path.stat().st_mode | 0o020)
+    with pytest.raises(ConfigError, match=rf"^{path}: its group may write it .*--data-cache-path a folder of your own"):
+        samples(config)
+    path.chmod(path.stat().st_mode & ~0o020)
+    samples(config)
+
+
+def test_indices_that_lead_elsewhere_are_an_error_with_a_fix(tmp_path: Path) -> None:
+    """Numbers that megatron-core would not have written."""
+    corpus = write_corpus(tmp_path / "corpus", [[document] * 40 for document in range(5)])
+    config = data_config(data_path=(corpus,), data_cache_path=tmp_path / "cache")
+    samples(config)
+    (index,) = (tmp_path / "cache").rglob("*document_index.npy")
+    np.save(index, np.load(index) + 1000)
+    dataset = build_dataset(config, byte_level(), split="train", num_samples=5)
+    with pytest.raises(DataError, match=r"^sample 0: its indices lead outside the data \(.*remove the folder"):
+        _read(dataset, [0])
