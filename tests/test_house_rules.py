@@ -55,8 +55,10 @@ READS_WHAT_COULD_RUN = {
     "hetero/runtime/version_differences.py": "importlib.import_module, SourceFileLoader: installed packages",
     "tools/preprocess_data.py": "importlib.import_module: one module of megatron-core",
 }
-"""Modules with a reader of code, or of data that can hold code, and what each reads with it: never a name or a file that
-data gave, but what the user launched or installed."""
+"""Modules with a reader of code, or of data that can hold code, and what each reads with it.
+
+Never a name or a file that data gave, but what the user launched or installed.
+"""
 
 COULD_RUN = re.compile(
     r"(pickle|marshal|shelve|dill|cloudpickle|joblib|multiprocessing\.managers|torch\.package)(\..*)?"

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hetero.distributed.compiler_cache import use_own_compiler_cache
 from hetero.distributed.environment import set_cuda_environment
 from hetero.distributed.process_exit import freeze_objects
 from hetero.distributed.shared_devices import index_of_device
@@ -66,6 +67,7 @@ def _run(args: argparse.Namespace, *, is_launched: bool) -> None:
     # What libraries have made stays, and need not be looked through after every point.
     freeze_objects()
     make_folder(args.out, asked_by="--out")
+    use_own_compiler_cache(os.environ)
     on, date = _profiled_device(args, *_name_and_known_types(args)), datetime.date.today().isoformat()
     if is_launched:
         from hetero.profiling.together import measure_together

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from hetero.cost.capacity import check_memory
+from hetero.distributed.compiler_cache import use_own_compiler_cache
 from hetero.distributed.environment import describe_cuda_environment, local_place
 from hetero.distributed.failure_detector import FailureDetector, FailureDetectorOptions, is_lost_peer
 from hetero.distributed.found_devices import check_devices, found_device, short_of_memory
@@ -188,6 +189,7 @@ def joined(launch: Launch, config: ParallelConfig) -> Iterator[tuple[torch.devic
                 for note in cudnn_warnings(by_rank):
                     sys.stderr.write(f"hetero: warning: {note}\n")
             on_all_ranks(lambda: check_kernels(device))
+            on_all_ranks(lambda: use_own_compiler_cache(os.environ) if device.type == "cuda" else None)
             yield device, detector
             failed = False
         except BaseException as error:
