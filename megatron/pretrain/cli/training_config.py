@@ -105,7 +105,8 @@ class DataConfig:
         ),
     )
     data_cache_path: Path | None = flag(
-        "Folder that keeps the sample indices between runs.",
+        "Folder that keeps the sample indices between runs; no other user may write it (default: PREFIX_cache next to "
+        "the first data set).",
         default=None,
         relations=Relations(needs=(_HAS_FILES,)),
     )
