@@ -26,11 +26,11 @@ def check_own(path: Path, *, instead: str) -> None:
         OSError: the path cannot be looked at.
     """
     try:
-        owners = {path.lstat().st_uid}
-        status = path.stat()
+        entry = path.lstat()
+        status = path.stat() if stat.S_ISLNK(entry.st_mode) else entry
     except FileNotFoundError:
         return
-    for owner in sorted((owners | {status.st_uid}) - {os.geteuid(), 0}):
+    for owner in {entry.st_uid, status.st_uid} - {os.geteuid(), 0}:
         if owner != _owner_of_new_file(path if stat.S_ISDIR(status.st_mode) else path.parent):
             raise ConfigError(f"{path}: belongs to {_user(owner)}, who may have written anything there; {instead}")
     if status.st_mode & OTHERS_WRITE:

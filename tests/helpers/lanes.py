@@ -26,6 +26,7 @@ NEWEST_STACK: dict[str, tuple[str, ...]] = {
         *("unit/checkpoint", "dist/test_checkpoint_save.py", "dist/test_checkpoint_torch_dist.py"),
         *("dist/test_huggingface_training.py", "dist/test_resume.py"),
     ),
+    "data": ("unit/pretrain/test_core_datasets.py",),
     "flags": ("unit/pretrain/cli", "e2e/test_pretrain.py", "e2e/test_pretrain_errors.py"),
     "bits": ("stacks/test_bits.py",),
     "installation": ("test_wheels.py", "test_lanes.py"),
