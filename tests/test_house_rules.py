@@ -308,6 +308,15 @@ def test_no_data_can_run() -> None:
     assert readers.keys() == READS_WHAT_COULD_RUN.keys()
 
 
+def test_one_module_imports_the_datasets_of_megatron_core() -> None:
+    """There they get a numpy that reads no pickles."""
+    paths = with_words(SOURCES, "megatron.core.datasets")
+    importers = {
+        name(path) for path in paths for module in imports_of(path) if module.startswith("megatron.core.datasets")
+    }
+    assert importers == {"megatron/pretrain/core_datasets.py"}
+
+
 @pytest.mark.parametrize(
     ("code", "num_readers"),
     [

@@ -167,8 +167,8 @@ class _RecordUnpickler(pickle._Unpickler):
 
 
 @contextmanager
-def _garbage_left() -> Iterator[None]:
-    """Look for no garbage: going through ever more records again and again takes a third of the time to make them."""
+def _without_garbage_collection() -> Iterator[None]:
+    """Pause garbage collection, which goes through all records again and again, a third of the time to make them."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -199,7 +199,7 @@ def read_metadata(path: Path) -> Metadata:
     try:
         # From memory: what is not in the file cannot be asked for, however long a text says that it is.
         content = read_bytes(path)
-        with _garbage_left():
+        with _without_garbage_collection():
             value = _RecordUnpickler(io.BytesIO(content)).load()
         return _checked(path, value, max_blocks=len(content))
     except ConfigError as error:
