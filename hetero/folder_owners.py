@@ -23,13 +23,14 @@ def check_own(path: Path, *, instead: str) -> None:
 
     Raises:
         ConfigError: it names the path, its owner or mode, and what to do.
-        OSError: the path cannot be looked at.
     """
     try:
         entry = path.lstat()
         status = path.stat() if stat.S_ISLNK(entry.st_mode) else entry
     except FileNotFoundError:
         return
+    except OSError as error:
+        raise ConfigError(f"{path}: its owner cannot be told: {error.strerror}; {instead}") from None
     for owner in {entry.st_uid, status.st_uid} - {os.geteuid(), 0}:
         if owner != _owner_of_new_file(path if stat.S_ISDIR(status.st_mode) else path.parent):
             raise ConfigError(f"{path}: belongs to {_user(owner)}, who may have written anything there; {instead}")

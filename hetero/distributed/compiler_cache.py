@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from hetero.errors import ConfigError
 from hetero.folder_owners import check_own
+from hetero.private_files import make_private_folder
 
 _CACHE, _TRITON_CACHE = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 
@@ -29,10 +29,5 @@ def use_own_compiler_cache(environment: MutableMapping[str, str]) -> None:
     if environment.get(_CACHE):
         return
     folder = Path(tempfile.gettempdir(), f"hetero-compiled-{os.geteuid()}")
-    instead = f"set {_CACHE} to a folder of your own"
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot be made for compiled code: {error.strerror}; {instead}") from None
-    check_own(folder, instead=instead)
+    make_private_folder(folder, fix=f"set {_CACHE} to a folder of your own")
     environment[_CACHE] = str(folder)

@@ -34,6 +34,12 @@ def test_own_files_and_what_is_not_there_are_accepted(tmp_path: Path) -> None:
         check_own(path, instead="name another")
 
 
+def test_a_path_that_cannot_be_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="inside: its owner cannot be told: Not a directory; name another"):
+        check_own(tmp_path / "file" / "inside", instead="name another")
+
+
 @pytest.mark.parametrize("kind", ["folder", "file"])
 def test_what_belongs_to_another_user(kind: str, tmp_path: Path, give_away: Callable[[Path], None]) -> None:
     path = tmp_path / "given"
