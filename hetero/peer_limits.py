@@ -1,23 +1,27 @@
 """Limits of what a peer may cost: connections, descriptors, memory, time and lines of a log.
 
-A *stranger* is a connection that has not shown the job's token yet; a *peer* has. Everything here bounds what either can
-take from a process of ours; the size of a copy is bounded by the plan, which says how large it is.
+A *stranger* is a connection that has not shown the job's token yet; a *peer* has. Everything here bounds what either
+can take from a process of ours; the size of a copy is bounded by the plan, which says how large it is.
 """
 
 import resource
 
-MAX_STRANGERS = 64
-"""Connections without the token that a server keeps at once; the oldest makes room for the next. An honest peer shows the
-token with its first bytes, so only those that are on their way count: more than all ranks of a large node send at
-once, and few beside the 1,024 descriptors that are the smallest usual limit."""
+MAX_STRANGERS = 256
+"""Connections without the token that a server keeps at once; the oldest makes room for the next. An honest peer shows
+the token with its first bytes, so only those count that are on their way. A quarter of 1,024 descriptors, the smallest
+usual limit: :func:`max_peers` takes half, and a quarter is left for what the process does itself."""
+
+STRANGER_GRACE_S = 0.1
+"""Seconds that a stranger gets at least, while others wait in the kernel's queue: round trips within a cluster for a
+TLS handshake and a head. A server takes ``MAX_STRANGERS / STRANGER_GRACE_S`` = 2,560 strangers a second."""
+
+HEAD_WITHIN_S = 5.0
+"""Seconds from the accepted connection to the end of a request's head with the token, TLS handshake included: a few
+round trips between continents, and a peer that computes on all cores."""
 
 MAX_PEERS = 4096
 """Connections with the token that a server keeps at once, where the descriptor limit allows as many
-(:func:`max_peers`). The one that has been idle for longest makes room for the next; its client connects again."""
-
-HEAD_WITHIN_S = 5.0
-"""Seconds from the accepted connection to the end of a request's head with the token, TLS handshake included: a few round
-trips between continents, and a peer that computes on all cores."""
+(:func:`max_peers`). One more is closed, and its client tries again."""
 
 IDLE_S = 75.0
 """Seconds after which a peer's connection without a request is closed."""
@@ -34,8 +38,8 @@ MAX_ANSWER_BYTES = 256 * 2**20
 MAX_REPORT_BYTES = 2**16
 """Of a datagram with which a rank reports to its agent; the longest has an error of 2,000 characters."""
 
-ERROR_LINES_PER_MINUTE = 20
-"""Lines about errors of connections and background tasks that a process logs; the rest is counted in one line."""
+ERRORS_PER_MINUTE = 20
+"""Errors of connections and background tasks that a process logs, each with its traceback; the rest is counted."""
 
 MAX_DESCRIPTORS = 2**16
 """Up to which :func:`raise_descriptor_limit` goes. Containers have hard limits of 10^9, and programs that a rank starts
@@ -45,8 +49,8 @@ may close every descriptor below the limit one by one."""
 def raise_descriptor_limit() -> int:
     """Raise this process's limit of open files as far as it may, and return it; its children inherit it.
 
-    Descriptors are what connections cost: at the usual soft limit of 1,024 a process runs out of them long before it runs
-    out of memory. The hard limit is left as it is, and a limit that is higher already is not lowered.
+    Descriptors are what connections cost: at the usual soft limit of 1,024 a process runs out of them long before it
+    runs out of memory. The hard limit is left as it is, and a limit that is higher already is not lowered.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= MAX_DESCRIPTORS:

@@ -5,12 +5,14 @@ import http.client
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from hetero.elastic.records import Copy, Inventory, NodeInfo
 from hetero.errors import CheckpointError, ConfigError, SourceLostError
+from hetero.peer_limits import MAX_ANSWER_BYTES
 from hetero.serialization import from_json
 
 T = TypeVar("T")
@@ -21,10 +23,12 @@ _SILENCE_S = 10.0
 _NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
 """OpenSSL's ``X509_V_FLAG_NO_CHECK_TIME``, for which the ssl module has no name."""
 
-_MAX_JSON_BYTES = 256 * 2**20
+_RETRY_PAUSES_S = (0.1, 0.2, 0.4)
+"""Before each other try of a request whose connection the server has ended without an answer."""
+
 _MAX_DIGITS = 18
 _PREFIX_BYTES = 2**16
-"""Of a file that come with the question how long it is: most headers."""
+"""Bytes of a file that come with the question how long it is: most headers."""
 
 
 class CopyClient:
@@ -41,6 +45,7 @@ class CopyClient:
         self._certificate = tls_certificate
         self._connection: http.client.HTTPConnection | None = None
         self._in_use = threading.Lock()
+        self._is_interrupted = False
 
     @property
     def where(self) -> str:
@@ -104,6 +109,7 @@ class CopyClient:
 
     def interrupt(self) -> None:
         """From another thread: let whoever waits for an answer hear that there will be none."""
+        self._is_interrupted = True
         connection = self._connection
         if connection is not None and (sock := connection.sock) is not None:
             with contextlib.suppress(OSError):
@@ -117,7 +123,7 @@ class CopyClient:
         with self._in_use:
             response = self._ask(path, {}, silence_s=silence_s)
             try:
-                text = response.read(_MAX_JSON_BYTES)
+                text = response.read(MAX_ANSWER_BYTES)
             except (OSError, http.client.HTTPException) as error:
                 self._drop()
                 raise self._lost(error) from None
@@ -133,34 +139,34 @@ class CopyClient:
     def _ask(self, path: str, headers: Mapping[str, str], *, silence_s: float) -> http.client.HTTPResponse:
         """Send a request and read the head of its answer.
 
-        A server closes a connection that has been idle for long: of a second try on a fresh one that is no excuse.
+        A server ends a connection that has been idle for long, and one that is too many while strangers besiege it:
+        other tries go over fresh ones.
         """
-        for is_last in (self._connection is None, True):
-            connection = self._connected(silence_s)
+        self._is_interrupted = False
+        pauses_s = [0.0] * (self._connection is not None) + [*_RETRY_PAUSES_S]
+        while True:
             try:
+                connection = self._connected(silence_s)
                 connection.request(
                     "GET", f"/{self._job}/{path}", headers={"Authorization": f"Bearer {self._token}", **headers}
                 )
                 return connection.getresponse()
             except (OSError, http.client.HTTPException) as error:
                 self._drop()
-                if is_last or isinstance(error, TimeoutError):
+                if not pauses_s or self._is_interrupted or not _may_pass(error):
                     raise self._lost(error) from None
-        raise AssertionError("the second try is the last")
+            time.sleep(pauses_s.pop(0))
 
     def _connected(self, silence_s: float) -> http.client.HTTPConnection:
-        if self._connection is None:
+        # The last answer may have said that it is the last.
+        if self._connection is None or self._connection.sock is None:
             host, port = self._node.host, self._node.port
             if self._certificate is None:
                 self._connection = http.client.HTTPConnection(host, port, timeout=silence_s)
             else:
                 context = pinned_tls(Path(self._certificate))
                 self._connection = http.client.HTTPSConnection(host, port, timeout=silence_s, context=context)
-            try:
-                self._connection.connect()
-            except OSError as error:
-                self._drop()
-                raise self._lost(error) from None
+            self._connection.connect()
             self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection.sock.settimeout(silence_s)
         return self._connection
@@ -211,6 +217,12 @@ class PeerShardFile:
             buffer[:] = self._prefix[start : start + len(buffer)]
             return
         self._client.read_range(self._path, buffer, start=start)
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the server has ended the connection; one that is not there, or stays silent, is lost."""
+    is_end = isinstance(error, ConnectionError | ssl.SSLEOFError)
+    return is_end and not isinstance(error, ConnectionRefusedError)
 
 
 def pinned_tls(certificate: Path) -> ssl.SSLContext:

@@ -5,25 +5,27 @@
     GET /JOB/files/EPOCH/STEP/UNIT              one range of the unit's file
 
 Whoever does not show the job's token, and whatever is not there, gets the same answer: 404 and nothing more. A stranger
-gets it before any file is looked for, so that it takes as long whether there is one or not.
+gets it from :mod:`hetero.elastic.token_gate` before the request is parsed or any file looked for, so that it takes as
+long whether there is one or not.
 """
 
 import asyncio
 import hmac
+import http
 import os
 import re
 import ssl
 from pathlib import Path
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from hetero.elastic.copy_folder import SLOTS, UNIT_NAME, copy_path, inventory, read_copy, shard_path, slot_folder
 from hetero.elastic.records import Copy
+from hetero.elastic.token_gate import NOTHING, TokenGate
 from hetero.errors import CheckpointError, ConfigError
+from hetero.listening import listening_socket
+from hetero.peer_limits import IDLE_S, LONGEST_WAIT_S, max_peers, raise_descriptor_limit
 from hetero.serialization import to_compact_json
-
-LONGEST_WAIT_S = 30.0
-"""That a request may ask for."""
 
 _LOOK_EVERY_S = 0.01
 
@@ -48,6 +50,7 @@ class CopyServer:
         self._authorization = f"Bearer {token}".encode()
         self._tls = tls
         self._runner: web.AppRunner | None = None
+        self._gate: TokenGate | None = None
         self._read: dict[Path, tuple[os.stat_result, Copy | None]] = {}
 
     async def start(self, host: str, port: int = 0) -> int:
@@ -56,32 +59,43 @@ class CopyServer:
         Raises:
             ConfigError: the address is none of this host's, or the port is taken.
         """
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self._answer)
-        app.on_response_prepare.append(_say_nothing_of_oneself)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
-        await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, host, port, ssl_context=self._tls).start()
+            listener = listening_socket(host, port)
         except OSError as error:
-            await self.stop()
             raise ConfigError(
                 f"copies cannot be served on {host} port {port}: {error.strerror or error}; name an address of this "
                 "host, or another port"
             ) from None
-        return int(self._runner.addresses[0][1])
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        app.on_response_prepare.append(_say_nothing_of_oneself)
+        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
+        await runner.setup()
+        server, most = runner.server, max_peers(raise_descriptor_limit())
+        assert server is not None, "set up"
+
+        def admit() -> asyncio.Protocol | None:
+            return _Peer(server) if len(server.connections) < most else None
+
+        self._runner = runner
+        self._gate = TokenGate(listener, authorization=self._authorization, admit=admit, tls=self._tls)
+        self._gate.open()
+        return int(listener.getsockname()[1])
 
     async def stop(self) -> None:
         """Stop listening; who is being answered is cut off."""
+        if self._gate is not None:
+            self._gate.close()
+            self._gate = None
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        shown = request.headers.get("Authorization", "").encode()
+        shown = os.fsencode(request.headers.get("Authorization", ""))
         job, _, path = request.match_info["path"].partition("/")
         is_ours = hmac.compare_digest(shown, self._authorization)
-        is_ours &= hmac.compare_digest(job.encode(), self._job.encode())
+        is_ours &= hmac.compare_digest(os.fsencode(job), self._job.encode())
         if is_ours and request.method == "GET":
             if path == "inventory":
                 found = await asyncio.to_thread(inventory, self._folder, node=self._node)
@@ -147,8 +161,45 @@ def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
     return context
 
 
+class _Peer(web.RequestHandler):
+    """Serves the connection of one peer; a request that cannot be parsed or answered gets what a stranger's gets."""
+
+    __slots__ = ()
+
+    def __init__(self, server: web.Server) -> None:
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=IDLE_S,
+            access_log=None,  # type: ignore[arg-type]  # as aiohttp's own runners say that there is none
+        )
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer as to a stranger, and end the connection; log the error if it is this server's.
+
+        Raises:
+            ConnectionError: always, which ends the connection.
+        """
+        # aiohttp asks again about the error that this raises.
+        if self.transport is not None and not self.transport.is_closing():
+            if status >= http.HTTPStatus.INTERNAL_SERVER_ERROR:
+                self.log_exception("Copies cannot be served", exc_info=exc)
+            if request.writer.output_size == 0:
+                self.transport.write(NOTHING)
+            self.transport.close()
+        raise ConnectionError("the request cannot be answered")
+
+
 async def _say_nothing_of_oneself(request: web.Request, response: web.StreamResponse) -> None:
-    response.headers.popall("Server", None)
+    is_nothing = response.status == http.HTTPStatus.NOT_FOUND
+    for name in (hdrs.SERVER, hdrs.DATE, *((hdrs.CONTENT_TYPE,) if is_nothing else ())):
+        response.headers.popall(name, None)
 
 
 def _nothing() -> web.Response:

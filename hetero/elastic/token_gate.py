@@ -1,0 +1,204 @@
+"""Accepts connections, and lets those through that show the job's token: a stranger costs little, and not for long.
+
+Strangers reach no HTTP parser: the gate reads a head up to its limits, looks for the token, and hands transport and
+head to the server's own protocol, or answers 404 and nothing more. However many connect, the gate keeps
+:data:`hetero.peer_limits.MAX_STRANGERS` of them, and each for :data:`hetero.peer_limits.HEAD_WITHIN_S` at most.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import socket
+import ssl
+from collections.abc import Callable
+
+from hetero.peer_limits import HEAD_WITHIN_S, MAX_HEAD_BYTES, MAX_STRANGERS, STRANGER_GRACE_S
+
+NOTHING = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+"""The answer to whoever does not show the token, whatever was asked."""
+
+_ACCEPTS_PER_TURN = 32
+"""Connections accepted between two looks of the event loop at all else."""
+
+_PAUSE_S = 0.1
+"""Without accepting, after the kernel has refused a descriptor or memory."""
+
+_END_OF_HEAD = b"\r\n\r\n"
+
+
+class TokenGate:
+    """Takes the connections of one listening socket.
+
+    Args:
+        listener: the gate closes it.
+        authorization: value of the header that shows the token.
+        admit: makes the protocol that serves a peer from its first request on; ``None`` if there are too many peers.
+        tls: with the server's certificate and key; ``None`` for a server without encryption.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        *,
+        authorization: bytes,
+        admit: Callable[[], asyncio.Protocol | None],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._listener = listener
+        self._authorization = authorization
+        self._admit = admit
+        self._tls = tls
+        self._strangers: dict[_Stranger, None] = {}
+        self._loop = asyncio.get_running_loop()
+        self._resume: asyncio.TimerHandle | None = None
+        listener.setblocking(False)
+
+    def open(self) -> None:
+        """Accept connections from now on."""
+        self._resume = None
+        self._loop.add_reader(self._listener, self._accept)
+
+    def close(self) -> None:
+        """Accept no more, and drop all strangers."""
+        self._loop.remove_reader(self._listener)
+        if self._resume is not None:
+            self._resume.cancel()
+        self._listener.close()
+        for stranger in list(self._strangers):
+            stranger.drop()
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_PER_TURN):
+            if not self._make_room():
+                return
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:
+                # No descriptor or no memory is left, or the connection has ended before it was accepted.
+                if self._strangers:
+                    next(iter(self._strangers)).drop()
+                self._pause(_PAUSE_S)
+                return
+            connection.setblocking(False)
+            self._strangers[_Stranger(connection, self)] = None
+
+    def _make_room(self) -> bool:
+        """Drop the oldest stranger for the next; one that has just come gets a moment, while others wait."""
+        if len(self._strangers) < MAX_STRANGERS:
+            return True
+        oldest = next(iter(self._strangers))
+        if (wait_s := oldest.came_s + STRANGER_GRACE_S - self._loop.time()) > 0:
+            self._pause(wait_s)
+            return False
+        oldest.drop()
+        return True
+
+    def _pause(self, seconds: float) -> None:
+        self._loop.remove_reader(self._listener)
+        self._resume = self._loop.call_later(seconds, self.open)
+
+    def forget(self, stranger: "_Stranger") -> None:
+        """Count a connection no more: it is gone, or a peer's."""
+        self._strangers.pop(stranger, None)
+
+    def is_peer(self, head: bytes) -> bool:
+        """Whether a head shows the token; compared in constant time."""
+        return hmac.compare_digest(_shown(head), self._authorization)
+
+    def admit(self) -> asyncio.Protocol | None:
+        """Return what serves a peer; ``None`` for one too many."""
+        return self._admit()
+
+    async def connect(self, stranger: "_Stranger", connection: socket.socket) -> None:
+        """Make a transport, after the handshake if there is TLS."""
+        # What fails with an OSError speaks no TLS, trusts another certificate, or is gone.
+        with contextlib.suppress(OSError):
+            await self._loop.connect_accepted_socket(lambda: stranger, connection, ssl=self._tls)
+
+
+class _Stranger(asyncio.Protocol):
+    """A connection that has not shown the token.
+
+    came_s: when it was accepted, on the loop's clock.
+    """
+
+    def __init__(self, connection: socket.socket, gate: TokenGate) -> None:
+        loop = asyncio.get_running_loop()
+        self.came_s = loop.time()
+        self._connection = connection
+        self._gate = gate
+        self._transport: asyncio.Transport | None = None
+        self._head = bytearray()
+        self._is_refused = False
+        self._deadline = loop.call_later(HEAD_WITHIN_S, self.drop)
+        self._connecting = loop.create_task(gate.connect(self, connection))
+        self._connecting.add_done_callback(self._close_without_transport)
+
+    def drop(self) -> None:
+        """End the connection, however far it has come."""
+        self._leave()
+        self._connecting.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _close_without_transport(self, _: object) -> None:
+        # A handshake that was cut off has left its transport to asyncio by now, which has given the descriptor up.
+        if self._transport is None:
+            self._leave()
+            self._connection.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport; called after the handshake if there is TLS."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Read on until the head has ended, and decide who that is."""
+        if self._is_refused:
+            return
+        self._head += data
+        end = self._head.find(_END_OF_HEAD)
+        if end < 0 and len(self._head) <= MAX_HEAD_BYTES:
+            return
+        if not (0 <= end <= MAX_HEAD_BYTES and self._gate.is_peer(bytes(self._head[:end]))):
+            self._refuse()
+        elif (protocol := self._gate.admit()) is not None:
+            self._hand_over(protocol)
+        else:
+            self.drop()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Give the place up."""
+        self._leave()
+
+    def _refuse(self) -> None:
+        assert self._transport is not None
+        self._is_refused = True
+        self._head.clear()
+        self._transport.write(NOTHING)
+        # What is still on its way is read and dropped until the deadline: closed with bytes unread, the kernel would
+        # reset the connection, and the answer be lost.
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def _hand_over(self, protocol: asyncio.Protocol) -> None:
+        assert self._transport is not None
+        self._leave()
+        self._transport.set_protocol(protocol)
+        protocol.connection_made(self._transport)
+        protocol.data_received(bytes(self._head))
+
+    def _leave(self) -> None:
+        self._deadline.cancel()
+        self._gate.forget(self)
+
+
+def _shown(head: bytes) -> bytes:
+    """Return the value of the first authorization header."""
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        if name.lower() == b"authorization":
+            return value.strip()
+    return b""
