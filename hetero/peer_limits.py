@@ -60,6 +60,11 @@ def raise_descriptor_limit() -> int:
     return raised
 
 
+def descriptor_limit() -> int:
+    """Return how many files this process may have open."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
 def max_peers(descriptor_limit: int) -> int:
     """Return how many connections of peers a process may keep with so many descriptors: half of them at most."""
     return min(MAX_PEERS, descriptor_limit // 2)

@@ -173,7 +173,7 @@ def _add_agent(actions: Any) -> None:
 
 def _run_agent(args: argparse.Namespace) -> int:
     require("elastic", asked_by="hetero elastic")
-    from hetero.elastic.agent import run_agent
+    from hetero.elastic.agent_process import run_agent
 
     return run_agent(agent_options(args))
 

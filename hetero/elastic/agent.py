@@ -7,18 +7,17 @@ import asyncio
 import contextlib
 import math
 import signal
-import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from hetero.distributed.process_output import ignore_output_errors
 from hetero.elastic.agent_options import AgentOptions
 from hetero.elastic.copy_folder import MemoryOfEpochs, remove_copy
 from hetero.elastic.copy_server import CopyServer, server_tls
 from hetero.elastic.ends import AgentEnd, End, EndError, end_by_error, end_of, end_of_job, forget_command
 from hetero.elastic.etcd_patience import EtcdPatience
 from hetero.elastic.events import EventLog
+from hetero.elastic.exhaustion import Exhaustion
 from hetero.elastic.folder_claim import claimed_folder, delete_folder
 from hetero.elastic.fork_server import ForkServer
 from hetero.elastic.job_entry import JobEntry
@@ -35,9 +34,8 @@ from hetero.elastic.rank_watch import RankWatch
 from hetero.elastic.records import DESCRIBE_VARIABLE, Epoch, NodeInfo, NodeReport
 from hetero.elastic.recovery import BadCopy
 from hetero.elastic.uploads import Uploads
-from hetero.errors import CheckpointError, ConfigError, HeteroError, MembershipStoreError
+from hetero.errors import CheckpointError, ConfigError, MembershipStoreError
 from hetero.serialization import load
-from hetero.standard_output import tell_error
 
 _PROBE_EVERY_S = 0.5
 _TELL_STEPS_EVERY_S = 0.5
@@ -55,6 +53,7 @@ class Agent:
         self._wake = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._events = EventLog(options.logs / f"{options.name}.events.jsonl", node=options.name, show=show)
+        self._exhaustion = Exhaustion(show)
         self._fork_server = ForkServer()
         self._membership = Membership(
             options.etcd, options.job, lease_s=options.lease_s, on_change=self._wake_from_thread
@@ -161,18 +160,18 @@ class Agent:
     def epoch_broke(self, epoch: int, reason: str) -> None:
         """End the ranks here at once, and tell the others to."""
         self._broken = (epoch, reason)
-        self._start(self._patience.insist(lambda: self._membership.break_epoch(epoch, reason)))
+        self._start(lambda: self._patience.insist(lambda: self._membership.break_epoch(epoch, reason)))
         self._wake.set()
 
     def first_commit(self, epoch: int) -> None:
         """What earlier epochs have left is not needed any more."""
-        self._start(asyncio.to_thread(self._memory.first_commit, epoch))
+        self._start(lambda: asyncio.to_thread(self._memory.first_commit, epoch))
 
     def bad_copy(self, detail: str) -> None:
         """Have the node that has it delete it."""
         with contextlib.suppress(CheckpointError):
             copy = str(BadCopy.parse(detail))
-            self._start(self._patience.insist(lambda: self._membership.report_bad_copy(copy)))
+            self._start(lambda: self._patience.insist(lambda: self._membership.report_bad_copy(copy)))
 
     @contextlib.asynccontextmanager
     async def _serving(self) -> AsyncIterator[int]:
@@ -240,24 +239,25 @@ class Agent:
 
     async def _live(self) -> AgentEnd:
         """React to whatever happens until the end."""
-        for work in (self._ranks.show_output(), self._tell_news(), self._probe_nodes()):
+        for work in (self._ranks.show_output, self._tell_news, self._probe_nodes):
             self._start(work)
-        if self._options.metadata is not None:
-            self._start(watch_metadata(self._options.metadata, self._leave))
+        if (metadata := self._options.metadata) is not None:
+            self._start(lambda: watch_metadata(metadata, self._leave))
         while self._outcome is None:
             self._wake.clear()
             for task in [each for each in self._tasks if each.done()]:
                 self._tasks.discard(task)
                 task.result()
-            times_s = [await self._react(self._membership.state), self._patience.deadline_s]
+            times_s = [await self._exhaustion.outlive(self._react), self._patience.deadline_s]
             timeout = max(0.0, min((each for each in times_s if each is not None), default=math.inf) - time.monotonic())
             if self._outcome is None:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), None if timeout == math.inf else timeout)
         return self._outcome
 
-    async def _react(self, state: JobState) -> float | None:
+    async def _react(self) -> float | None:
         """Do what the state of the job asks of this node; until when there is nothing else to do."""
+        state = self._membership.state
         self._entry.check_job(state)
         if state.outcome is not None:
             if self._leaving.notice is None:
@@ -356,6 +356,7 @@ class Agent:
                 forget=forget_command(self._options.etcd, self._options.job),
                 publisher=None if self._uploads is None else self._uploads.publisher(self._membership),
                 serve_store=lambda: self._ranks.serve_store(self._options.host),
+                exhaustion=self._exhaustion,
                 wake=self._wake.set,
                 show=self._show,
             )
@@ -405,7 +406,7 @@ class Agent:
         """Leave the job: the ranks finish the step in hand and commit it, if there is time."""
         is_over = self._life is None or self._life.done()
         if not is_over and self._leaving.begin(reason, seconds):
-            self._start(self._patience.insist(self._leaving.put))
+            self._start(lambda: self._patience.insist(self._leaving.put))
 
     async def _tell_news(self) -> None:
         """Write what ranks have said into etcd: what somebody may wait for at once, the rest now and then."""
@@ -445,11 +446,8 @@ class Agent:
         self._events.note("evicted", epoch=self._ended, detail=f"{node.name}: its host refuses connections")
         await self._patience.insist(lambda: self._membership.evict(node))
 
-    def _start(self, work: Awaitable[None]) -> None:
-        async def run() -> None:
-            await work
-
-        task = asyncio.create_task(run())
+    def _start(self, work: Callable[[], Awaitable[None]]) -> None:
+        task = asyncio.create_task(self._exhaustion.outlive(work))
         task.add_done_callback(lambda _: self._wake.set())
         self._tasks.add(task)
 
@@ -475,26 +473,3 @@ class Agent:
                 steps.callback(self._drop_lead)
         except Exception as error:  # noqa: BLE001  (how the agent has ended is known by now)
             self._show(f"hetero: the agent could not end all that it had started: {type(error).__name__}: {error}")
-
-
-def run_agent(options: AgentOptions) -> int:
-    """Run the agent of a node to its end; returns the exit code."""
-    ignore_output_errors()
-
-    def show(line: str) -> None:
-        sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()
-
-    async def live() -> int:
-        agent = Agent(options, show=show)
-        while (end := await agent.run()).kind is End.JOB_BEGINS_AGAIN:
-            show(f"hetero: {end.reason}")
-            agent = Agent(options, show=show)
-        message = end.message(job=options.job, folder=options.folder, committed=agent.committed)
-        if end.exit_code == 0:
-            show(f"hetero: {message}")
-        else:
-            tell_error(HeteroError(message))
-        return end.exit_code
-
-    return asyncio.run(live())

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import requests
 from etcd3gw.exceptions import Etcd3Exception
 
+from hetero.elastic.exhaustion import exhaustion_of, is_exhaustion
 from hetero.errors import ConfigError, MembershipStoreError, StoreRefusalError
 from hetero.serialization import parse_json
 from hetero.shown_secrets import without_secrets
@@ -65,6 +66,8 @@ def store_error(error: Exception, urls: Sequence[str], *, request_bytes: int) ->
     detail = without_secrets(" ".join(words.split()))[:_MAX_SHOWN] or type(causes[-1]).__name__
     if code is not None and code not in _AWAY_CODES:
         return _refusal(detail, where, request_bytes)
+    if is_exhaustion(error):
+        return MembershipStoreError(f"{where} cannot be asked: {exhaustion_of(error)}")
     if any(isinstance(cause, ssl.SSLError | requests.exceptions.SSLError) for cause in causes):
         fix = next((fix for words, fix in _TLS_FIXES if words in detail.lower().replace("_", " ")), _TLS_FIX)
         return MembershipStoreError(f"{where}: no TLS with it ({detail}); {fix}")

@@ -6,6 +6,7 @@ A move may take a while (inventories, a plan, a transaction), during which the a
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -15,6 +16,7 @@ from pathlib import Path
 from hetero.elastic.copy_client import CopyClient
 from hetero.elastic.copy_folder import read_placement
 from hetero.elastic.events import EventLog
+from hetero.elastic.exhaustion import Exhaustion
 from hetero.elastic.job_reports import all_out, finished_step, measured_step_s, phase_of_node, wrong_input
 from hetero.elastic.job_store import JobState
 from hetero.elastic.leadership import (
@@ -65,6 +67,7 @@ class LeaderTools:
     publisher: for the object store, if the job has one.
     stragglers: when a node is planned for as a slower one.
     serve_store: starts a store for ranks on this node and returns its port.
+    exhaustion: does again what fails for lack of descriptors.
     forget: the command that deletes what etcd has of the job, for messages.
     show: takes a line for people.
     """
@@ -82,6 +85,7 @@ class LeaderTools:
     forget: str
     publisher: Publisher | None
     serve_store: Callable[[], Awaitable[int]]
+    exhaustion: Exhaustion
     wake: Callable[[], None]
     show: Callable[[str], None]
 
@@ -245,7 +249,9 @@ class Leader:
             has_ended = (
                 report is not None and report.incarnation == node.incarnation and report.ended >= self._notes.number
             )
-            self._in_background(f"ask {node.incarnation}", self._ask(node, wants_inventory=has_ended))
+            self._in_background(
+                f"ask {node.incarnation}", functools.partial(self._ask, node, wants_inventory=has_ended)
+            )
 
     async def _ask(self, node: NodeInfo, *, wants_inventory: bool) -> None:
         if await probe(node) is ProbeAnswer.REFUSED:
@@ -276,7 +282,7 @@ class Leader:
             return None
         key = _key(nodes)
         if key not in self._plans:
-            self._in_background(f"plan {key}", self._plan(nodes, state))
+            self._in_background(f"plan {key}", functools.partial(self._plan, nodes, state))
             return None
         plan = self._plans[key]
         if plan is None or state.epoch is None or self._notes.over_since_s is not None:
@@ -326,7 +332,7 @@ class Leader:
         if (before := self._tasks.get("table")) is not None:
             before.cancel()
             del self._tasks["table"]
-        self._in_background("table", make())
+        self._in_background("table", make)
 
     def _held_blocks(self, restore: Restore) -> dict[str, list[str]]:
         """By node, what it has of a step; nothing where this node does not know the units of that epoch."""
@@ -353,7 +359,7 @@ class Leader:
                 again_s = self._search.again_s
                 return again_s if until_s is None else min(until_s, again_s)
             case MakeEpoch():
-                self._in_background("epoch", self._make_epoch(move, state))
+                self._in_background("epoch", functools.partial(self._make_epoch, move, state))
             case RequestStop(reason=reason, is_for_good=is_for_good):
                 if move != self._notes.stop_asked:
                     self._notes.stop_asked = move
@@ -426,12 +432,12 @@ class Leader:
             names = tuple(each.node.name for each in epoch.nodes)
             tools.events.note("epoch_made", epoch=made.number, step=epoch.start.step, nodes=names, detail=move.reason)
 
-    def _in_background(self, name: str, work: Awaitable[None]) -> None:
+    def _in_background(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         """Unless it is under way; wakes the agent when it is done."""
 
         async def run() -> None:
             try:
-                await work
+                await self._tools.exhaustion.outlive(work)
             except MembershipStoreError as error:
                 # The next move asks for it again; the membership knows since when etcd does not take it.
                 self._problem = str(error)
@@ -439,11 +445,8 @@ class Leader:
             finally:
                 self._tools.wake()
 
-        if name in self._tasks and not self._tasks[name].done():
-            if asyncio.iscoroutine(work):
-                work.close()
-            return
-        self._tasks[name] = asyncio.create_task(run())
+        if name not in self._tasks or self._tasks[name].done():
+            self._tasks[name] = asyncio.create_task(run())
 
 
 def _key(nodes: tuple[NodeInfo, ...]) -> _Nodes:

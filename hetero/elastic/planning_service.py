@@ -61,6 +61,10 @@ class PlanningService:
                 )
             try:
                 return await asyncio.wrap_future(pool.submit(_call, function, args, options))
+            except OSError:
+                # Half a pool, for lack of descriptors.
+                self._pools.pop(niceness, None)
+                raise
             except BrokenExecutor:
                 # Somebody has killed it, as the kernel does where memory is short.
                 del self._pools[niceness]

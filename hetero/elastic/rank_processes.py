@@ -145,27 +145,43 @@ class RankProcesses:
             logs: folder for what the ranks print; where it takes nothing, they print on this agent's output.
 
         Raises:
-            OSError: the assignment's file cannot be written.
+            OSError: the assignment's file cannot be written, or a process not be made; no rank runs then.
         """
         assert not self.running, "end the ranks of the last epoch first"
         epoch = assignment.epoch
         ranks = next(each.ranks for each in epoch.nodes if each.node.name == assignment.node)
         path = files / f"assignment_{epoch.number:08d}.json"
         write_private(path, to_json(assignment))
+        try:
+            for local_rank, rank in enumerate(ranks):
+                output = logs / f"epoch_{epoch.number:08d}" / f"rank_{rank:05d}.log"
+                variables = _variables(epoch, assignment.node, rank, local_rank) | {ASSIGNMENT_VARIABLE: str(path)}
+                self._start_rank(epoch.number, rank, program=program, flags=flags, variables=variables, output=output)
+        except OSError:
+            # All ranks or none, so that they can be started again.
+            for process in self._kill_running():
+                process.join()
+                process.close()
+            self._output.show_new(last=True)
+            raise
         self.epoch = epoch.number
-        for local_rank, rank in enumerate(ranks):
-            output = logs / f"epoch_{epoch.number:08d}" / f"rank_{rank:05d}.log"
-            # The event log says that logs cannot be written.
-            with contextlib.suppress(OSError):
-                self._output.follow(output, prefix=f"[epoch {epoch.number} rank {rank}] ")
-            process = self._fork_server.start_rank(
-                program=program,
-                flags=flags,
-                variables=_variables(epoch, assignment.node, rank, local_rank) | {ASSIGNMENT_VARIABLE: str(path)},
-                output=str(output),
-            )
-            self.running[rank] = process
-            asyncio.get_running_loop().add_reader(process.sentinel, self._ended, epoch.number, rank, process)
+
+    def _start_rank(
+        self,
+        epoch: int,
+        rank: int,
+        *,
+        program: str,
+        flags: tuple[str, ...],
+        variables: Mapping[str, str],
+        output: Path,
+    ) -> None:
+        # The event log says that logs cannot be written.
+        with contextlib.suppress(OSError):
+            self._output.follow(output, prefix=f"[epoch {epoch} rank {rank}] ")
+        process = self._fork_server.start_rank(program=program, flags=flags, variables=variables, output=str(output))
+        self.running[rank] = process
+        asyncio.get_running_loop().add_reader(process.sentinel, self._ended, epoch, rank, process)
 
     def stop(self, *, is_for_good: bool) -> None:
         """Ask all ranks to finish the step in hand, commit it, and end; if ``is_for_good``, to save it as well."""
@@ -183,14 +199,18 @@ class RankProcesses:
 
     async def kill(self) -> None:
         """End all ranks now, and wait until they are gone; ``on_end`` is not called for them."""
-        ending, self.running = self.running, {}
-        for process in ending.values():
-            asyncio.get_running_loop().remove_reader(process.sentinel)
-            process.kill()
-        for process in ending.values():
+        for process in self._kill_running():
             await asyncio.to_thread(process.join)
             process.close()
         self._output.show_new(last=True)
+
+    def _kill_running(self) -> list[BaseProcess]:
+        """Kill all ranks, and return their processes, which count no more."""
+        ending, self.running = list(self.running.values()), {}
+        for process in ending:
+            asyncio.get_running_loop().remove_reader(process.sentinel)
+            process.kill()
+        return ending
 
     def _ended(self, epoch: int, rank: int, process: BaseProcess) -> None:
         asyncio.get_running_loop().remove_reader(process.sentinel)

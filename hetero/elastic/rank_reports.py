@@ -7,6 +7,7 @@ from typing import Any
 
 from hetero.elastic.records import RankPhase, RankReport
 from hetero.errors import ConfigError
+from hetero.peer_limits import MAX_REPORT_BYTES
 from hetero.serialization import from_json
 
 _ORDER: tuple[RankPhase, ...] = ("joined", "built", "restored", "step")
@@ -56,6 +57,9 @@ class RankReports(asyncio.DatagramProtocol):
 
     def datagram_received(self, data: bytes, address: object) -> None:
         """Take one report; one of an earlier epoch is late and says nothing any more."""
+        if len(data) > MAX_REPORT_BYTES:
+            self.wrong = f"report of a rank: {len(data):,} bytes; at most {MAX_REPORT_BYTES:,} are read"
+            return
         try:
             report = from_json(RankReport, data.decode(), source="report of a rank")
         except (ConfigError, UnicodeDecodeError) as error:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from hetero.elastic.agent_options import AgentOptions
 from hetero.elastic.events import EventKind, EventLog
+from hetero.elastic.exhaustion import is_exhaustion
 from hetero.elastic.fork_server import ForkServer
 from hetero.elastic.rank_processes import RankProcesses
 from hetero.elastic.rank_reports import RankReports
@@ -115,7 +116,11 @@ class RankWatch:
         return self._options.logs / self._options.name
 
     def start(self, epoch: Epoch, *, token: str, uploads: UploadSchedule | None) -> None:
-        """Start this node's ranks of ``epoch``."""
+        """Start this node's ranks of ``epoch``.
+
+        Raises:
+            OSError: for lack of descriptors or memory; no rank runs then, and they can be started again.
+        """
         options = self._options
         self.epoch, self._noted, self._over, self._met_bad_copies = epoch, set(), False, False
         self._reports.begin(epoch.number)
@@ -138,6 +143,8 @@ class RankWatch:
                 assignment, program=settings.program, flags=settings.flags, files=options.folder, logs=self.logs
             )
         except OSError as error:
+            if is_exhaustion(error):
+                raise
             # The memory that copies fill may be full; this agent has to go on serving them.
             fix = "make room there, or name another folder (--copies)"
             detail = f"cannot be started: {options.folder}: {error.strerror or error}; {fix}"

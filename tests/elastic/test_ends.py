@@ -414,7 +414,7 @@ async def a_task_fails(story: Story) -> None:
         raise RuntimeError("a task's fault")
 
     await story.join()
-    story.agent._start(fail())
+    story.agent._start(fail)
 
 
 @row(End.FAILED, 1, "RuntimeError: a thread's fault")
@@ -436,7 +436,7 @@ async def ending_fails_as_well(story: Story) -> None:
 
     await story.join()
     story.agent._planning = SimpleNamespace(close=fail_to_close)  # type: ignore[assignment]
-    story.agent._start(fail())
+    story.agent._start(fail)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from hetero.elastic.agent import Agent
 from hetero.elastic.agent_options import AgentOptions
 from hetero.elastic.ends import End, EndError
 from hetero.elastic.etcd import EtcdAddress
+from hetero.elastic.exhaustion import Exhaustion
 from hetero.elastic.job_store import JobState
 from hetero.elastic.leader import Leader
 from hetero.elastic.leadership import LeaderSettings
@@ -123,6 +124,7 @@ def test_a_leader_asks_only_who_has_ended_its_ranks(incarnation: str, ended: int
             publisher=None,
             problem=None,
             stragglers=StragglerSettings(),
+            exhaustion=Exhaustion(print),
             wake=lambda: None,
             show=print,
             forget="",

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -216,7 +217,7 @@ def test_one_peer_too_many_is_served_when_another_has_gone(tmp_path: Path, monke
     with nodes(tmp_path, "a") as node:
         first = CopyClient(node.info["a"], job=JOB, token=TOKEN)
         first.inventory()
-        with pytest.raises(SourceLostError, match="node a .*does not serve copies"):
+        with pytest.raises(SourceLostError, match=r"node a .*does not serve copies"):
             ask_for_inventory(node.info["a"])
         first.close()
         wait_until(lambda: served(node.info["a"]), PATIENCE_S)
@@ -244,7 +245,7 @@ def test_an_error_of_the_server_is_logged_and_gets_nothing(
 class ExhaustedListener(socket.socket):
     """A socket that fails to accept some times; the kernel keeps what has connected."""
 
-    failures = [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EMFILE]
+    failures: ClassVar = [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EMFILE]
 
     def accept(self) -> tuple[socket.socket, object]:
         if self.failures:
