@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import enum
 
+from hetero.elastic.exhaustion import is_exhaustion
 from hetero.elastic.records import NodeInfo
 
 _SILENCE_S = 1.0
@@ -18,12 +19,18 @@ class ProbeAnswer(enum.Enum):
 
 
 async def probe(node: NodeInfo) -> ProbeAnswer:
-    """Connect to the node's server of copies, and hang up."""
+    """Connect to the node's server of copies, and hang up.
+
+    Raises:
+        OSError: this process has no descriptor for that, which says nothing about the node.
+    """
     try:
         _, writer = await asyncio.wait_for(asyncio.open_connection(node.host, node.port), _SILENCE_S)
     except ConnectionRefusedError:
         return ProbeAnswer.REFUSED
-    except (OSError, TimeoutError):
+    except (OSError, TimeoutError) as error:
+        if is_exhaustion(error):
+            raise
         return ProbeAnswer.SILENT
     writer.close()
     with contextlib.suppress(OSError):

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 from hetero import cli
 from hetero.elastic.events import read_events
+from hetero.peer_limits import MAX_DESCRIPTORS
 from tests.helpers.elastic_cluster import ElasticCluster
 from tests.helpers.etcd import EtcdServer
 
@@ -360,3 +362,23 @@ def test_an_agent_waits_for_its_etcd(cluster: Callable[..., ElasticCluster], tmp
             assert "hetero: etcd is back" in nodes.output("a")
     finally:
         etcd.stop()
+
+
+@pytest.mark.slow
+def test_an_agent_outlives_a_lack_of_descriptors(cluster: Callable[..., ElasticCluster]) -> None:
+    """Its limit is cut to what it has open while it has to start ranks; with the old limit the job goes on."""
+    with cluster(2, "--steps", 100000, **{"dwell": 0}) as nodes:
+        nodes.start()
+        nodes.wait_for_commit(3)
+        leader = nodes.leader()
+        agent = nodes.agent_pid(leader)
+        soft, hard = resource.prlimit(agent, resource.RLIMIT_NOFILE)
+        assert soft == min(hard, MAX_DESCRIPTORS), "raised as far as it may be"
+        # Its connections to etcd stay open; to start ranks and to ask others it needs new ones.
+        resource.prlimit(agent, resource.RLIMIT_NOFILE, (3, hard))
+        nodes.kill_rank(0)
+        nodes.wait_for_output(leader, r"^hetero: this process has 3 files open, its limit; raise that")
+        resource.prlimit(agent, resource.RLIMIT_NOFILE, (soft, hard))
+        later = nodes.wait_for_epoch(2).epoch
+        assert later is not None
+        nodes.wait_for_commit(later.start.step + 3, epoch=later.number)

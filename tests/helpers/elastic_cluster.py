@@ -126,6 +126,10 @@ class ElasticCluster:
         self._agents[name].kill()
         self._agents[name].wait()
 
+    def agent_pid(self, name: str) -> int:
+        """Of the process that a node's agent is."""
+        return self._agents[name].pid
+
     def signal_node(self, name: str, number: signal.Signals) -> None:
         self._agents[name].send_signal(number)
 
