@@ -3,6 +3,7 @@
 from tests.planted_faults.folder_faults import FOLDER_FAULTS
 from tests.planted_faults.gpu_faults import GPU_FAULTS
 from tests.planted_faults.offload_faults import OFFLOAD_FAULTS
+from tests.planted_faults.peer_limit_faults import PEER_LIMIT_FAULTS
 from tests.planted_faults.plan_faults import PLAN_FAULTS
 from tests.planted_faults.price_faults import PRICE_FAULTS
 from tests.planted_faults.printable_faults import PRINTABLE_FAULTS
@@ -17,6 +18,7 @@ FAULTS = (
     *TRAINING_FAULTS,
     *PRICE_FAULTS,
     *OFFLOAD_FAULTS,
+    *PEER_LIMIT_FAULTS,
     *PRINTABLE_FAULTS,
     *FOLDER_FAULTS,
     *SECRET_FAULTS,

@@ -1,0 +1,86 @@
+"""Faults of what a peer may cost: the gate of the copy server, a lack of descriptors, the log of errors."""
+
+from tests.planted_faults.fault import Fault
+
+PEER_LIMIT_FAULTS = (
+    Fault(
+        name="strangers are never dropped for the next",
+        kind="missing limit",
+        file="hetero/elastic/token_gate.py",
+        find="if len(self._strangers) < MAX_STRANGERS:",
+        replace="if True:",
+        hints=("tests/unit/elastic/test_token_gate.py",),
+    ),
+    Fault(
+        name="a stranger has no deadline",
+        kind="missing limit",
+        file="hetero/elastic/token_gate.py",
+        find="loop.call_later(HEAD_WITHIN_S, self.drop)",
+        replace="loop.call_later(3600.0, self.drop)",
+        hints=("tests/unit/elastic/test_token_gate.py",),
+    ),
+    Fault(
+        name="a request shows the token wherever it has it",
+        kind="wrong scope",
+        file="hetero/elastic/token_gate.py",
+        find='if name.lower() == b"authorization":',
+        replace='if name.lower().startswith(b"authorization") or b"?" in name:',
+        hints=("tests/unit/elastic/test_token_gate.py",),
+    ),
+    Fault(
+        name="a head of any length is read",
+        kind="missing limit",
+        file="hetero/elastic/token_gate.py",
+        find="if not (0 <= end <= MAX_HEAD_BYTES and ",
+        replace="if not (0 <= end and ",
+        hints=("tests/unit/elastic/test_token_gate.py",),
+    ),
+    Fault(
+        name="a server accepts no more once it could not",
+        kind="missing case",
+        file="hetero/elastic/token_gate.py",
+        find="self._resume = self._loop.call_later(seconds, self.open)",
+        replace="self._resume = None",
+        hints=("tests/unit/elastic/test_token_gate.py",),
+    ),
+    Fault(
+        name="a peer's mistake gets the answer of aiohttp",
+        kind="missing case",
+        file="hetero/elastic/copy_server.py",
+        find="return _Peer(server) if",
+        replace="return server() if",
+        hints=("tests/unit/elastic/test_token_gate.py",),
+    ),
+    Fault(
+        name="a lack of descriptors ends the work of an agent",
+        kind="missing case",
+        file="hetero/elastic/exhaustion.py",
+        find="if not is_exhaustion(error):",
+        replace="if True:",
+        hints=("tests/unit/elastic/test_exhaustion.py",),
+    ),
+    Fault(
+        name="ranks that were started before one could not be stay",
+        kind="missing case",
+        file="hetero/elastic/rank_processes.py",
+        find="            for process in self._kill_running():\n                process.join()",
+        replace="            for process in []:\n                process.join()",
+        hints=("tests/unit/elastic/test_exhaustion.py",),
+    ),
+    Fault(
+        name="errors are logged without a limit",
+        kind="missing limit",
+        file="hetero/elastic/error_log.py",
+        find="if self._written >= ERRORS_PER_MINUTE:",
+        replace="if False:",
+        hints=("tests/unit/elastic/test_exhaustion.py",),
+    ),
+    Fault(
+        name="the limit of open files stays as low as it was",
+        kind="missing case",
+        file="hetero/peer_limits.py",
+        find="resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))",
+        replace="resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))",
+        hints=("tests/unit/test_peer_limits.py",),
+    ),
+)
