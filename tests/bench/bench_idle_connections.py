@@ -101,14 +101,21 @@ class Job:
             total += len(found)
         return total
 
+    def epochs(self) -> int:
+        """Epochs that have begun: each after the first one is a recovery."""
+        return len({path.name for path in self.folder.glob("*/epoch_*")})
+
     def log_bytes(self) -> int:
         return sum(
             path.stat().st_size for path in self.folder.rglob("*") if path.is_file() and "etcd" not in path.parts
         )
 
     def processes(self) -> list[psutil.Process]:
-        run = psutil.Process(self.process.pid)
-        return [run, *run.children(recursive=True)]
+        """All that live; none once the run is over."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            run = psutil.Process(self.process.pid)
+            return [each for each in (run, *run.children(recursive=True)) if each.status() != psutil.STATUS_ZOMBIE]
+        return []
 
     def ports(self) -> list[Port]:
         found = {}
@@ -132,14 +139,13 @@ class Job:
         steps, size, began_s = self.steps(), self.log_bytes(), time.monotonic()
         answers_ms, failures = [], 0
         while time.monotonic() < began_s + seconds:
-            client, asked_s = self.client(), time.monotonic()
-            try:
-                client.inventory()
-                answers_ms.append(1000 * (time.monotonic() - asked_s))
-            except CheckpointError:
-                failures += 1
-            finally:
-                client.close()
+            asked_s = time.monotonic()
+            with contextlib.closing(self.client()) as client:
+                try:
+                    client.inventory()
+                    answers_ms.append(1000 * (time.monotonic() - asked_s))
+                except CheckpointError:
+                    failures += 1
             time.sleep(0.1)
         took_s = time.monotonic() - began_s
         return Figures(
@@ -151,10 +157,9 @@ class Job:
 
     def end(self) -> None:
         """End all that was started."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for process in reversed(self.processes()):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
+        for process in reversed(self.processes()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         self.process.wait()
         for folder in Path("/dev/shm").glob(f"hetero-{self.name}-*"):
             subprocess.run(["rm", "-r", str(folder)], check=False)
@@ -265,11 +270,13 @@ def main() -> None:
                 print(f"besieged: {job.measure(args.seconds)}", flush=True)
                 for port, connection in told.items():
                     print(f"  {port.host}:{port.number} ({port.holder}) keeps {last_told(connection):,} connections")
-            # Zombies of ranks that have ended are theirs who started them.
-            ended = [p for p in processes if not p.is_running() or p.status() == psutil.STATUS_ZOMBIE]
-            state = "lives" if job.process.poll() is None else "is over"
-            print(f"ended: {len(ended)} of {len(processes)} processes; the run {state}")
-            print(f"after: {job.measure(10)}", flush=True)
+            alive = job.processes()
+            agents = sum(_what(process) == "agent" for process in alive)
+            ended = len(set(processes) - set(alive))
+            print(f"{ended} of {len(processes)} processes have ended, {agents} of 2 agents live")
+            print(f"epochs begun in all: {job.epochs()}")
+            if job.process.poll() is None:
+                print(f"after: {job.measure(10)}", flush=True)
         finally:
             job.end()
 
