@@ -63,14 +63,20 @@ class TokenGate:
         self._loop.remove_reader(self._listener)
         if self._resume is not None:
             self._resume.cancel()
+            self._resume = None
         self._listener.close()
         for stranger in list(self._strangers):
             stranger.drop()
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTS_PER_TURN):
-            if not self._make_room():
-                return
+            leaves = self._next_to_leave()
+            # Who has sent something gets its moment; the kernel keeps those who wait.
+            if leaves is not None and leaves.has_spoken:
+                wait_s = leaves.came_s + STRANGER_GRACE_S - self._loop.time()
+                if wait_s > 0:
+                    self._pause(wait_s)
+                    return
             try:
                 connection, _ = self._listener.accept()
             except BlockingIOError:
@@ -81,27 +87,28 @@ class TokenGate:
                     next(iter(self._strangers)).drop()
                 self._pause(_PAUSE_S)
                 return
+            if leaves is not None:
+                leaves.drop()
             connection.setblocking(False)
             self._strangers[_Stranger(connection, self)] = None
 
-    def _make_room(self) -> bool:
-        """Drop the oldest stranger for the next; one that has just come gets a moment, while others wait."""
+    def _next_to_leave(self) -> "_Stranger | None":
+        """Return who makes room for one more: the oldest silent one, else the oldest; ``None`` while there is room."""
         if len(self._strangers) < MAX_STRANGERS:
-            return True
-        oldest = next(iter(self._strangers))
-        if (wait_s := oldest.came_s + STRANGER_GRACE_S - self._loop.time()) > 0:
-            self._pause(wait_s)
-            return False
-        oldest.drop()
-        return True
+            return None
+        silent = (stranger for stranger in self._strangers if not stranger.has_spoken)
+        return next(silent, None) or next(iter(self._strangers))
 
     def _pause(self, seconds: float) -> None:
         self._loop.remove_reader(self._listener)
         self._resume = self._loop.call_later(seconds, self.open)
 
     def forget(self, stranger: "_Stranger") -> None:
-        """Count a connection no more: it is gone, or a peer's."""
+        """Count a connection no more: it is gone, or a peer's. Who waits for its place need not wait longer."""
         self._strangers.pop(stranger, None)
+        if self._resume is not None:
+            self._resume.cancel()
+            self.open()
 
     def is_peer(self, head: bytes) -> bool:
         """Whether a head shows the token; compared in constant time."""
@@ -122,11 +129,13 @@ class _Stranger(asyncio.Protocol):
     """A connection that has not shown the token.
 
     came_s: when it was accepted, on the loop's clock.
+    has_spoken: whether bytes of it have come; under TLS, whether some were there when it was accepted.
     """
 
     def __init__(self, connection: socket.socket, gate: TokenGate) -> None:
         loop = asyncio.get_running_loop()
         self.came_s = loop.time()
+        self.has_spoken = _has_bytes(connection)
         self._connection = connection
         self._gate = gate
         self._transport: asyncio.Transport | None = None
@@ -156,6 +165,7 @@ class _Stranger(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Read on until the head has ended, and decide who that is."""
+        self.has_spoken = True
         if self._is_refused:
             return
         self._head += data
@@ -193,6 +203,13 @@ class _Stranger(asyncio.Protocol):
     def _leave(self) -> None:
         self._deadline.cancel()
         self._gate.forget(self)
+
+
+def _has_bytes(connection: socket.socket) -> bool:
+    try:
+        return bool(connection.recv(1, socket.MSG_PEEK))
+    except OSError:
+        return False
 
 
 def _shown(head: bytes) -> bytes:

@@ -23,8 +23,8 @@ PEER_LIMIT_FAULTS = (
         name="a request shows the token wherever it has it",
         kind="wrong scope",
         file="hetero/elastic/token_gate.py",
-        find='if name.lower() == b"authorization":',
-        replace='if name.lower().startswith(b"authorization") or b"?" in name:',
+        find="return hmac.compare_digest(_shown(head), self._authorization)",
+        replace="return self._authorization in head",
         hints=("tests/unit/elastic/test_token_gate.py",),
     ),
     Fault(

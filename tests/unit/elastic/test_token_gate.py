@@ -40,8 +40,9 @@ def node(tmp_path: Path) -> Iterator[Nodes]:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four strangers at once, without a grace."""
+    """Four strangers at once, without a grace, and with a deadline that no test waits for."""
     monkeypatch.setattr(token_gate, "MAX_STRANGERS", 4)
+    monkeypatch.setattr(token_gate, "HEAD_WITHIN_S", 2 * PATIENCE_S)
     monkeypatch.setattr(token_gate, "STRANGER_GRACE_S", 0.0)
 
 
@@ -74,6 +75,7 @@ def ask_for_inventory(info: NodeInfo, *, token: str = TOKEN) -> str:
 
 PATH = f"/{JOB}/inventory"
 SHOWS_TOKEN = f"Host: a\r\nAuthorization: Bearer {TOKEN}\r\n"
+MANY_LINES = f"X: {'y' * 95}\r\n" * (MAX_HEAD_BYTES // 100 + 1)
 STRANGERS: dict[str, str | bytes] = {
     "no token": f"GET {PATH} HTTP/1.1\r\nHost: a\r\n\r\n",
     "another token": f"GET {PATH} HTTP/1.1\r\nAuthorization: Bearer {TOKEN[:-1]}\r\n\r\n",
@@ -90,7 +92,7 @@ STRANGERS: dict[str, str | bytes] = {
     "a body": f"POST {PATH} HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello",
     "a head that is too long": "GET / HTTP/1.1\r\n" + "X: y\r\n" * MAX_HEAD_BYTES,
     "a line that is too long": "GET /" + "x" * MAX_HEAD_BYTES * 10,
-    "a head that is too long, with the token": f"GET {PATH} HTTP/1.1\r\nX: {'y' * MAX_HEAD_BYTES}\r\n{SHOWS_TOKEN}\r\n",
+    "a head that is too long, with the token": f"GET {PATH} HTTP/1.1\r\n{MANY_LINES}{SHOWS_TOKEN}\r\n",
 }
 
 
@@ -157,8 +159,26 @@ def test_the_oldest_stranger_makes_room_for_the_next(node: Nodes) -> None:
         assert ask_for_inventory(info) == "a"
 
 
+@pytest.mark.usefixtures("few")
+def test_strangers_that_have_said_nothing_give_way_first(node: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And at once: who has sent a part of a head has its moment, which is long here."""
+    monkeypatch.setattr(token_gate, "STRANGER_GRACE_S", 2 * PATIENCE_S)
+    info = node.info["a"]
+    with contextlib.ExitStack() as stack:
+        speakers = [stack.enter_context(connect(info)) for _ in range(3)]
+        for speaker in speakers:
+            speaker.sendall(f"GET {PATH} HTTP/1.1\r\nHost: a\r\n".encode())
+        assert ask_for_inventory(info) == "a", "the fourth place is free; by now the three have been heard"
+        silent = [stack.enter_context(connect(info)) for _ in range(20)]
+        for each in silent[:19]:
+            assert read_to_end(each) == b""
+        for speaker in speakers:
+            speaker.sendall(f"Authorization: Bearer {TOKEN}\r\nConnection: close\r\n\r\n".encode())
+            assert read_to_end(speaker).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
 def test_peers_are_served_while_strangers_come_without_end(node: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each gets its moment, so one that has the token shows it before it is dropped."""
+    """Each that speaks gets its moment, so one that has the token shows it before it is dropped."""
     monkeypatch.setattr(token_gate, "MAX_STRANGERS", 16)
     monkeypatch.setattr(token_gate, "STRANGER_GRACE_S", 0.02)
     info, is_over = node.info["a"], threading.Event()
@@ -168,6 +188,7 @@ def test_peers_are_served_while_strangers_come_without_end(node: Nodes, monkeypa
         while not is_over.is_set():
             with contextlib.suppress(OSError):
                 held.append(socket.create_connection((info.host, info.port), timeout=1.0))
+                held[-1].sendall(b"GET / HTTP/1.1\r\n")
             time.sleep(0.002)
             if len(held) > 50:
                 held.pop(0).close()
