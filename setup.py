@@ -26,7 +26,7 @@ DOCS = [
 ]
 # What the stages of scripts/test_gpu.sh import, and what builds this project without a network.
 TEST_GPU = [*TRAIN, "hypothesis>=6.100", "pytest>=9.0.3", "pytest-timeout>=2.3", "setuptools>=78.1.1"]
-ELASTIC = ["aiohttp>=3.14.4", "etcd3gw>=2.4", "obstore>=0.6", "requests>=2.33", "urllib3>=2.8"]
+ELASTIC = ["aiohttp>=3.14.4", "cryptography>=50.0", "etcd3gw>=2.4", "obstore>=0.6", "requests>=2.33", "urllib3>=2.8"]
 
 setup(
     name="megatron-hetero",

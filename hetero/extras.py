@@ -21,7 +21,10 @@ EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "prometheus": ("prometheus_client",),
         "sweep": ("pyarrow",),
         "data": ("pyarrow",),
-        "elastic": ("torch", "megatron.core", "safetensors", "isal", "aiohttp", "etcd3gw", "obstore", "requests"),
+        "elastic": (
+            *("torch", "megatron.core", "safetensors", "isal"),
+            *("aiohttp", "cryptography", "etcd3gw", "obstore", "requests"),
+        ),
         "transformer-engine": ("transformer_engine",),
     }
 )

@@ -2,10 +2,9 @@
 
 import argparse
 import dataclasses
-import os
 import platform
-import shutil
 import socket
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,8 @@ from rich.table import Table
 
 from hetero.command_line import COUNT
 from hetero.commands.elastic_report import add_report
+from hetero.commands.elastic_store import DEFAULT_PORT, add_store
+from hetero.commands.elastic_tls import copies_warning, copy_tls, copy_transport, etcd_address, etcd_warning
 from hetero.console import console
 from hetero.errors import ConfigError
 from hetero.extras import require
@@ -24,12 +25,9 @@ from hetero.version import VERSION
 
 if TYPE_CHECKING:
     from hetero.elastic.agent_options import AgentOptions
-    from hetero.elastic.etcd import EtcdAddress
-    from hetero.elastic.job_store import JobState
-    from hetero.elastic.records import Outcome
+    from hetero.elastic.job_store import JobState, JobStore
+    from hetero.elastic.records import CopyTransport, JobSettings, Outcome
     from hetero.elastic.stragglers import StragglerSettings
-
-DEFAULT_ETCD = "http://127.0.0.1:2379"
 
 DEFAULT_UPLOAD_EVERY = "10m"
 """A choice: what is lost at most if all nodes are lost at once, where an upload takes no longer than that."""
@@ -47,7 +45,7 @@ def add_elastic(commands: Any) -> None:
     )
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     _add_agent(actions)
-    _add_store(actions)
+    add_store(actions)
     _add_status(actions)
     _add_leave(actions)
     _add_forget(actions)
@@ -61,9 +59,14 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--job", default="hetero", metavar="NAME", help="name of the job (default: %(default)s)")
     group.add_argument(
         "--etcd",
-        default=DEFAULT_ETCD,
         metavar="URL[,URL...]",
-        help="where etcd listens, each member of it (default: %(default)s)",
+        help=f"where etcd listens, each member of it (default: port {DEFAULT_PORT} of this machine)",
+    )
+    group.add_argument(
+        "--certificates",
+        type=Path,
+        metavar="FOLDER",
+        help="made by hetero elastic store: stands for --etcd-ca, --etcd-cert and --etcd-key",
     )
     group.add_argument("--etcd-ca", metavar="PEM", help="authority that has signed etcd's certificate")
     group.add_argument("--etcd-cert", metavar="PEM", help="certificate that this client shows etcd")
@@ -131,16 +134,18 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("program", nargs="+", metavar="-- PROGRAM FLAGS", help="e.g. -- pretrain_gpt.py --lr 1e-3 ...")
 
 
-def etcd_address(args: argparse.Namespace) -> "EtcdAddress":
-    """Where the flags say that etcd is.
+def open_job(args: argparse.Namespace) -> "JobStore":
+    """Open the keys of the job that the flags name, with a warning if others on the network could do so as well.
 
     Raises:
-        ConfigError: they name no address, or half of a certificate.
+        ConfigError: as :func:`etcd_address`, or a file of TLS is wrong.
     """
-    from hetero.elastic.etcd import EtcdAddress
+    from hetero.elastic.job_store import JobStore
 
-    urls = tuple(url.rstrip("/") for url in args.etcd.split(",") if url)
-    return EtcdAddress(urls=urls, ca=args.etcd_ca, certificate=args.etcd_cert, key=args.etcd_key)
+    address = etcd_address(args)
+    if (warning := etcd_warning(address)) is not None:
+        print(f"hetero: warning: {warning}", file=sys.stderr)
+    return JobStore(address, args.job)
 
 
 def _add_agent(actions: Any) -> None:
@@ -161,7 +166,12 @@ def _add_agent(actions: Any) -> None:
         help="default: /dev/shm/hetero-JOB-NODE, with a random ending if another user has taken that name",
     )
     node.add_argument("--logs", type=Path, metavar="FOLDER", help="default: elastic-logs/JOB")
-    node.add_argument("--tls-cert", type=Path, metavar="PEM", help="serve copies by TLS; the same on all nodes")
+    node.add_argument(
+        "--tls-cert",
+        type=Path,
+        metavar="PEM",
+        help="serve copies with this certificate, the same on all nodes (default: the one that etcd is shown)",
+    )
     node.add_argument("--tls-key", type=Path, metavar="PEM", help="its key")
     node.add_argument("--metadata", metavar="CLOUD", help="ask its metadata server for notices: aws, gcp or azure")
     node.add_argument("--metadata-url", metavar="URL", help="where that server is, if not at its own address")
@@ -175,7 +185,11 @@ def _run_agent(args: argparse.Namespace) -> int:
     require("elastic", asked_by="hetero elastic")
     from hetero.elastic.agent_process import run_agent
 
-    return run_agent(agent_options(args))
+    options = agent_options(args)
+    for warning in (etcd_warning(options.etcd), copies_warning(options.host, options.tls)):
+        if warning is not None:
+            print(f"hetero: warning: {warning}", flush=True)
+    return run_agent(options)
 
 
 def agent_options(args: argparse.Namespace) -> "AgentOptions":
@@ -190,16 +204,16 @@ def agent_options(args: argparse.Namespace) -> "AgentOptions":
     from hetero.elastic.notices import metadata_source
     from hetero.elastic.uploads import upload_schedule
 
-    if (args.tls_cert is None) != (args.tls_key is None):
-        raise ConfigError("--tls-cert and --tls-key: give both or neither")
     if args.metadata_url is not None and args.metadata is None:
         raise ConfigError("--metadata-url: name the cloud whose answers are expected there, with --metadata")
     name = args.node_name
     if not all(each.isalnum() or each in "-_." for each in name):
         raise ConfigError(f"--node-name {name!r}: takes letters, digits, '-', '_' and '.' only")
+    etcd = etcd_address(args)
+    tls = copy_tls(args, etcd)
     return AgentOptions(
         job=args.job,
-        etcd=etcd_address(args),
+        etcd=etcd,
         lease_s=args.lease,
         wait_for_etcd_s=args.wait_for_etcd,
         name=name,
@@ -209,7 +223,7 @@ def agent_options(args: argparse.Namespace) -> "AgentOptions":
         failure_domain=args.failure_domain or name,
         folder=args.copies or choose_folder(args.job, name, say=partial(print, flush=True)),
         logs=args.logs or Path("elastic-logs") / args.job,
-        settings=job_settings(args),
+        settings=job_settings(args, copies=copy_transport(tls)),
         leave_within_s=args.leave_within,
         leader=LeaderSettings(
             min_nodes=args.min_nodes,
@@ -222,8 +236,7 @@ def agent_options(args: argparse.Namespace) -> "AgentOptions":
         object_store=args.object_store,
         uploads=upload_schedule(args.upload_every),
         keep_uploads=args.keep_uploads,
-        tls_certificate=args.tls_cert,
-        tls_key=args.tls_key,
+        tls=tls,
     )
 
 
@@ -244,8 +257,11 @@ def straggler_settings(args: argparse.Namespace) -> "StragglerSettings":
     return StragglerSettings(threshold=args.straggler_threshold, for_s=args.straggler_after)
 
 
-def job_settings(args: argparse.Namespace) -> Any:
+def job_settings(args: argparse.Namespace, *, copies: "CopyTransport") -> "JobSettings":
     """The settings of a job as the flags say.
+
+    Args:
+        copies: how they travel.
 
     Raises:
         ConfigError: the program is not there, or the URL of the object store names none or holds credentials.
@@ -264,49 +280,8 @@ def job_settings(args: argparse.Namespace) -> Any:
         versions={"python": platform.python_version(), "megatron-hetero": VERSION, **versions_of(_PACKAGES)},
         object_store=args.object_store,
         upload_every=args.upload_every if args.object_store is not None else "",
+        copies=copies,
     )
-
-
-def _add_store(actions: Any) -> None:
-    parser = actions.add_parser("store", help="run an etcd for jobs on this machine, in the foreground")
-    parser.add_argument("--data", type=Path, default=Path("elastic-store"), help="its folder (default: %(default)s)")
-    parser.add_argument(
-        "--host", default="127.0.0.1", metavar="ADDRESS", help="to listen on, reached by agents (default: %(default)s)"
-    )
-    parser.add_argument("--port", type=int, default=2379, help="for agents; the next one is etcd's own")
-    parser.set_defaults(run=_run_store)
-
-
-def _run_store(args: argparse.Namespace) -> int:
-    words = etcd_command(data=args.data, host=args.host, port=args.port, peer_port=args.port + 1)
-    print(f"etcd listens on http://{args.host}:{args.port}; end it with Ctrl-C", flush=True)
-    os.execvp(words[0], words)
-
-
-def etcd_command(*, data: Path, host: str, port: int, peer_port: int) -> list[str]:
-    """The command line of an etcd of one member.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    etcd = shutil.which("etcd")
-    if etcd is None:
-        raise ConfigError("etcd is not installed; Debian has it as etcd-server: apt-get install etcd-server")
-    url, peer = f"http://{host}:{port}", f"http://127.0.0.1:{peer_port}"
-    options = {
-        "data-dir": str(data),
-        "listen-client-urls": url,
-        "advertise-client-urls": url,
-        "listen-peer-urls": peer,
-        "initial-advertise-peer-urls": peer,
-        "initial-cluster": f"default={peer}",
-        "logger": "zap",
-        "log-level": "error",
-        # Old revisions are of no use: keys are few and written often.
-        "auto-compaction-mode": "revision",
-        "auto-compaction-retention": "1000",
-    }
-    return [etcd, *(f"--{name}={value}" for name, value in options.items())]
 
 
 def _add_status(actions: Any) -> None:
@@ -317,13 +292,14 @@ def _add_status(actions: Any) -> None:
 
 def _run_status(args: argparse.Namespace) -> int:
     require("elastic", asked_by="hetero elastic")
-    from hetero.elastic.job_settings import shown_settings
-    from hetero.elastic.job_store import JobStore
+    from hetero.elastic.job_settings import COPIES_TRAVEL, shown_settings
 
-    state = JobStore(etcd_address(args), args.job).read()
+    state = open_job(args).read()
     if state.token is None:
         raise _no_such_job(args)
     console().print(_status_table(args.job, state))
+    if state.settings is not None:
+        print(f"copies travel {COPIES_TRAVEL[state.settings.copies]}")
     for problem in state.unreadable.values():
         print(problem)
     if state.outcome is not None:
@@ -335,7 +311,10 @@ def _run_status(args: argparse.Namespace) -> int:
 
 
 def _no_such_job(args: argparse.Namespace) -> ConfigError:
-    return ConfigError(f"etcd at {args.etcd} knows no job {args.job}; give the --job that its agents were given")
+    return ConfigError(
+        f"etcd at {', '.join(etcd_address(args).urls)} knows no job {args.job}; give the --job that its agents were "
+        "given"
+    )
 
 
 def _way_on(args: argparse.Namespace, outcome: "Outcome") -> str:
@@ -411,10 +390,9 @@ def _add_leave(actions: Any) -> None:
 
 def _run_leave(args: argparse.Namespace) -> int:
     require("elastic", asked_by="hetero elastic")
-    from hetero.elastic.job_store import JobStore
     from hetero.elastic.records import Notice
 
-    store = JobStore(etcd_address(args), args.job)
+    store = open_job(args)
     nodes = store.read().nodes
     if args.node not in nodes:
         raise ConfigError(f"job {args.job} has no node {args.node!r}; it has {', '.join(nodes) or 'none'}")
@@ -434,9 +412,7 @@ def _add_forget(actions: Any) -> None:
 
 def _run_forget(args: argparse.Namespace) -> int:
     require("elastic", asked_by="hetero elastic")
-    from hetero.elastic.job_store import JobStore
-
-    store = JobStore(etcd_address(args), args.job)
+    store = open_job(args)
     state = store.read()
     if state.token is None:
         raise _no_such_job(args)

@@ -4,22 +4,26 @@ import argparse
 import contextlib
 import fcntl
 import os
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from hetero.commands.elastic import etcd_command, job_settings, straggler_settings
+from hetero.commands.elastic import job_settings, straggler_settings
+from hetero.commands.elastic_store import etcd_command, made_certificates
 from hetero.distributed.helper_processes import end_with_parent
+from hetero.elastic.certificate_folder import CertificateFolder
 from hetero.elastic.etcd import EtcdAddress, wait_until_it_answers
 from hetero.elastic.folder_claim import SHARED_MEMORY, choose_folder, delete_folder
 from hetero.elastic.job_settings import settings_differences
 from hetero.elastic.job_store import JobStore
+from hetero.elastic.records import JobSettings
 from hetero.errors import ConfigError, MembershipStoreError
 from hetero.private_files import make_private_folder
 from hetero.serialization import load
@@ -41,7 +45,7 @@ def run_on_this_machine(args: argparse.Namespace) -> int:
         ConfigError: the program's flags name no cluster file, or it has no node types; or etcd is missing.
     """
     # Each agent would say so, once etcd runs.
-    job_settings(args)
+    settings = job_settings(args, copies="authority")
     straggler_settings(args)
     types = node_types(args.program, args.nodes)
     names = [f"node-{index}" for index in range(args.nodes)]
@@ -51,17 +55,19 @@ def run_on_this_machine(args: argparse.Namespace) -> int:
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     exit_code = 1
     try:
-        with _etcd(data) as (url, etcd), contextlib.ExitStack() as cleanup:
-            store = JobStore(EtcdAddress(urls=(url,)), args.job)
-            _check_kept_run(args, store, data=data, copies=copies.values())
+        with _etcd(data) as (address, etcd), contextlib.ExitStack() as cleanup:
+            store = JobStore(address, args.job)
+            _check_kept_run(args, store, settings=settings, data=data, copies=copies.values())
+            where = {"etcd": address.urls[0], "certificates": _certificates(data), "job": args.job}
             agents = {}
             for name, node_type in zip(names, types, strict=True):
-                words = _agent_command(args, url=url, name=name, node_type=node_type, copies=copies[name])
+                words = _agent_command(args, where=where, name=name, node_type=node_type, copies=copies[name])
                 agents[name] = _started(words)
                 cleanup.callback(_end, agents[name])
-            print(f"etcd {url}, job {args.job}; try in another terminal:")
-            print(f"  {sys.executable} -m hetero elastic status --etcd {url} --job {args.job}")
-            print(f"  {sys.executable} -m hetero elastic leave --etcd {url} --job {args.job} {names[-1]}")
+            flags = shlex.join(word for name, value in where.items() for word in (f"--{name}", str(value)))
+            print(f"etcd {address.urls[0]}, job {args.job}; try in another terminal:")
+            print(f"  {sys.executable} -m hetero elastic status {flags}")
+            print(f"  {sys.executable} -m hetero elastic leave {flags} {names[-1]}")
             print(f"  kill -9 {agents[names[-1]].pid}     # {names[-1]} is lost with its ranks", flush=True)
             exit_code = _wait(agents.values(), etcd, store)
     except SystemExit as stopped:
@@ -97,7 +103,9 @@ def _wait(agents: Collection["subprocess.Popen[bytes]"], etcd: "subprocess.Popen
     return max((agent.returncode if agent.returncode >= 0 else 1 for agent in agents), default=1)
 
 
-def _check_kept_run(args: argparse.Namespace, store: JobStore, *, data: Path, copies: Collection[Path]) -> None:
+def _check_kept_run(
+    args: argparse.Namespace, store: JobStore, *, settings: JobSettings, data: Path, copies: Collection[Path]
+) -> None:
     """See whether what an earlier run has left can be gone on with; one that had finished is forgotten.
 
     Raises:
@@ -116,7 +124,7 @@ def _check_kept_run(args: argparse.Namespace, store: JobStore, *, data: Path, co
             time.sleep(_LOOK_EVERY_S)
         return
     has_begun = state.outcome is None and state.epoch_revision > state.revisions.get("settings", 0)
-    if has_begun and state.settings is not None and (said := settings_differences(state.settings, job_settings(args))):
+    if has_begun and state.settings is not None and (said := settings_differences(state.settings, settings)):
         raise ConfigError(
             f"{data} has job {args.job}, which was stopped after step {state.committed}, with other settings: "
             f"{'; '.join(said)}. Go on with the same command, give another --job, or {again}"
@@ -143,10 +151,11 @@ def node_types(words: list[str], count: int) -> list[str]:
     return [*listed, *[listed[-1]] * count][:count]
 
 
-def _agent_command(args: argparse.Namespace, *, url: str, name: str, node_type: str, copies: Path) -> list[str]:
+def _agent_command(
+    args: argparse.Namespace, *, where: Mapping[str, object], name: str, node_type: str, copies: Path
+) -> list[str]:
     options = {
-        "job": args.job,
-        "etcd": url,
+        **where,
         "node-name": name,
         "node-type": node_type,
         "copies": copies,
@@ -173,8 +182,13 @@ def _logs(args: argparse.Namespace) -> Path:
     return logs
 
 
+def _certificates(data: Path) -> Path:
+    """Return the folder of certificates of the etcd with this data: without them its port is every user's."""
+    return data / "certificates"
+
+
 @contextlib.contextmanager
-def _etcd(data: Path) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+def _etcd(data: Path) -> Iterator[tuple[EtcdAddress, "subprocess.Popen[bytes]"]]:
     """Run an etcd with its data in a folder that stays; its address and its process.
 
     Raises:
@@ -188,18 +202,18 @@ def _etcd(data: Path) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     except BlockingIOError:
         os.close(lock)
         raise ConfigError(f"{data}: another run works with it; end that one, or give another --job or --logs") from None
-    port, peer_port = _free_ports(2)
-    process = _started(etcd_command(data=data, host=_HOST, port=port, peer_port=peer_port))
-    url = f"http://{_HOST}:{port}"
-    try:
+    with contextlib.ExitStack() as cleanup:
+        cleanup.callback(os.close, lock)
+        tls = made_certificates(_certificates(data), host=_HOST)
+        port, peer_port = _free_ports(2)
+        process = _started(etcd_command(data=data, host=_HOST, port=port, peer_port=peer_port, tls=tls))
+        cleanup.callback(_end, process)
+        address = CertificateFolder(_certificates(data)).address(f"https://{_HOST}:{port}")
         try:
-            wait_until_it_answers(EtcdAddress(urls=(url,)), attempts=100, pause=lambda: time.sleep(0.1))
+            wait_until_it_answers(address, attempts=100, pause=lambda: time.sleep(0.1))
         except MembershipStoreError as error:
             raise ConfigError(f"etcd did not start with its data in {data}: {error}") from None
-        yield url, process
-    finally:
-        _end(process)
-        os.close(lock)
+        yield address, process
 
 
 def _started(words: list[str]) -> "subprocess.Popen[bytes]":

@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from hetero.elastic.agent_options import AgentOptions
 from hetero.elastic.copy_folder import MemoryOfEpochs, remove_copy
-from hetero.elastic.copy_server import CopyServer, server_tls
+from hetero.elastic.copy_server import CopyServer
+from hetero.elastic.copy_tls import server_context
 from hetero.elastic.ends import AgentEnd, End, EndError, end_by_error, end_of, end_of_job, forget_command
 from hetero.elastic.etcd_patience import EtcdPatience
 from hetero.elastic.events import EventLog
@@ -177,9 +178,7 @@ class Agent:
     async def _serving(self) -> AsyncIterator[int]:
         """Serve copies, and take the reports of ranks."""
         options = self._options
-        tls = None
-        if options.tls_certificate is not None and options.tls_key is not None:
-            tls = server_tls(options.tls_certificate, options.tls_key)
+        tls = None if options.tls is None else server_context(options.tls)
         server = CopyServer(options.folder, job=options.job, node=options.name, token=self._token, tls=tls)
         port = await server.start(options.host, options.port)
         try:
@@ -341,7 +340,6 @@ class Agent:
             assert self._planning is not None
             assert self._problem is not None
             self._events.note("leads")
-            certificate = self._options.tls_certificate
             tools = LeaderTools(
                 membership=self._membership,
                 planning=self._planning,
@@ -352,7 +350,7 @@ class Agent:
                 folder=self._options.folder,
                 job=self._options.job,
                 token=self._token,
-                tls_certificate=None if certificate is None else str(certificate),
+                trust=self._options.trust,
                 forget=forget_command(self._options.etcd, self._options.job),
                 publisher=None if self._uploads is None else self._uploads.publisher(self._membership),
                 serve_store=lambda: self._ranks.serve_store(self._options.host),

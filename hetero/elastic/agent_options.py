@@ -3,10 +3,11 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hetero.elastic.copy_tls import CopyTls
 from hetero.elastic.etcd import EtcdAddress
 from hetero.elastic.leadership import LeaderSettings
 from hetero.elastic.notices import MetadataSource
-from hetero.elastic.records import JobSettings, UploadSchedule
+from hetero.elastic.records import CopyTrust, JobSettings, UploadSchedule
 from hetero.elastic.stragglers import StragglerSettings
 
 
@@ -22,6 +23,7 @@ class AgentOptions:
     leave_within_s: how long after SIGTERM the node is there.
     uploads: how often a step goes to the object store.
     keep_uploads: how many steps stay there.
+    tls: of copies, ``None`` where they travel in plain HTTP.
     """
 
     job: str
@@ -43,8 +45,12 @@ class AgentOptions:
     stragglers: StragglerSettings = field(default_factory=StragglerSettings)
     uploads: UploadSchedule = field(default_factory=UploadSchedule)
     keep_uploads: int = 2
-    tls_certificate: Path | None = None
-    tls_key: Path | None = None
+    tls: CopyTls | None = None
+
+    @property
+    def trust(self) -> CopyTrust | None:
+        """Which servers of copies this node trusts, ``None`` where copies travel in plain HTTP."""
+        return None if self.tls is None else self.tls.trust
 
     @property
     def reports_socket(self) -> Path:

@@ -279,7 +279,7 @@ class CopyWriter:
                 self._placed.node_of_rank[unit.owner],
                 job=self._assignment.job,
                 token=self._assignment.token,
-                tls_certificate=self._assignment.tls_certificate,
+                trust=self._assignment.trust,
             )
             in_hand.client = client
             try:

@@ -7,10 +7,10 @@ import ssl
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TypeVar
 
-from hetero.elastic.records import Copy, Inventory, NodeInfo
+from hetero.elastic.copy_tls import client_context
+from hetero.elastic.records import Copy, CopyTrust, Inventory, NodeInfo
 from hetero.errors import CheckpointError, ConfigError, SourceLostError
 from hetero.peer_limits import MAX_ANSWER_BYTES
 from hetero.serialization import from_json
@@ -19,9 +19,6 @@ T = TypeVar("T")
 
 _SILENCE_S = 10.0
 """After which a node that does not answer is given up."""
-
-_NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
-"""OpenSSL's ``X509_V_FLAG_NO_CHECK_TIME``, for which the ssl module has no name."""
 
 _RETRY_PAUSES_S = (0.1, 0.2, 0.4)
 """Before each other try of a request whose connection the server has ended without an answer."""
@@ -35,14 +32,14 @@ class CopyClient:
     """A connection to one node's server of copies, over which threads ask one after the other.
 
     Args:
-        tls_certificate: PEM file with the certificate that the server has to show; ``None`` without TLS.
+        trust: certificates that the server may show; ``None`` without TLS.
     """
 
-    def __init__(self, node: NodeInfo, *, job: str, token: str, tls_certificate: str | None = None) -> None:
+    def __init__(self, node: NodeInfo, *, job: str, token: str, trust: CopyTrust | None = None) -> None:
         self._node = node
         self._job = job
         self._token = token
-        self._certificate = tls_certificate
+        self._trust = trust
         self._connection: http.client.HTTPConnection | None = None
         self._in_use = threading.Lock()
         self._is_interrupted = False
@@ -161,10 +158,10 @@ class CopyClient:
         # The last answer may have said that it is the last.
         if self._connection is None or self._connection.sock is None:
             host, port = self._node.host, self._node.port
-            if self._certificate is None:
+            if self._trust is None:
                 self._connection = http.client.HTTPConnection(host, port, timeout=silence_s)
             else:
-                context = pinned_tls(Path(self._certificate))
+                context = client_context(self._trust)
                 self._connection = http.client.HTTPSConnection(host, port, timeout=silence_s, context=context)
             self._connection.connect()
             self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -223,22 +220,3 @@ def _may_pass(error: Exception) -> bool:
     """Whether the server has ended the connection; one that is not there, or stays silent, is lost."""
     is_end = isinstance(error, ConnectionError | ssl.SSLEOFError)
     return is_end and not isinstance(error, ConnectionRefusedError)
-
-
-def pinned_tls(certificate: Path) -> ssl.SSLContext:
-    """Trust the server that shows ``certificate``, and no other, whatever name it goes by and however old it is.
-
-    Raises:
-        CheckpointError: the file is missing or no PEM.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # The nodes of a job share one certificate, which is trusted for what it is and not for a name or a date in it: were
-    # a run to outlive it, no node could read what the others have.
-    context.check_hostname = False
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
-    try:
-        context.load_verify_locations(certificate)
-    except (OSError, ssl.SSLError) as error:
-        raise CheckpointError(f"{certificate}: no certificate to trust: {error}; give a PEM file") from None
-    return context

@@ -21,6 +21,7 @@ from urllib3 import HTTPResponse
 
 from hetero.elastic.etcd_errors import is_lease_missing, is_timeout, store_error
 from hetero.errors import ConfigError, MembershipStoreError, StoreRefusalError
+from hetero.listening import is_loopback
 from hetero.serialization import parse_json
 from hetero.shown_secrets import refuse_credentials
 
@@ -72,6 +73,20 @@ class EtcdAddress:
                 raise ConfigError(f"--etcd {url!r} is no address; give http://HOST:{DEFAULT_ETCD_PORT} or https://...")
         if (self.certificate is None) != (self.key is None):
             raise ConfigError("etcd: a certificate needs its key; give --etcd-cert and --etcd-key, or neither")
+        plain = [url for url in self.urls if urlsplit(url).scheme == "http"]
+        if plain and (self.ca is not None or self.certificate is not None):
+            raise ConfigError(
+                f"--etcd {', '.join(plain)}: http has no use for certificates; give https://, where etcd listens with "
+                "them, or leave --certificates, --etcd-ca, --etcd-cert and --etcd-key out"
+            )
+
+    @property
+    def exposed(self) -> tuple[str, ...]:
+        """Return the members that are reached in plain HTTP over a network: what they say and hear is open to it."""
+        parts = {url: urlsplit(url) for url in self.urls}
+        return tuple(
+            url for url, part in parts.items() if part.scheme == "http" and not is_loopback(str(part.hostname))
+        )
 
 
 def _is_address(url: str) -> bool:

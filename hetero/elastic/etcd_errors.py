@@ -4,6 +4,7 @@ Another member is asked only if one is away. etcd's gateway answers an error wit
 code of gRPC; what a proxy says instead has none, and means that etcd is away.
 """
 
+import http.client
 import ssl
 from collections.abc import Iterator, Sequence
 
@@ -40,16 +41,27 @@ _REFUSAL_FIXES = (
     ("permission denied", "agents need to read and write all keys under /hetero/"),
 )
 
+_SPACES = str.maketrans("_-", "  ")
+"""OpenSSL writes its words in several ways."""
+
+_TRUSTED = "--certificates, or --etcd-ca"
+_SHOWN = "--certificates, or --etcd-cert, --etcd-key"
+
 _TLS_FIXES = (
     ("certificate has expired", "renew the certificate of etcd, or of who has signed it, and start etcd with that"),
     ("not yet valid", "set the clock of this host, or wait until etcd's certificate is valid"),
     ("hostname mismatch", "give the name or address that etcd's certificate is made out to (--etcd)"),
     ("ip address mismatch", "give the name or address that etcd's certificate is made out to (--etcd)"),
-    ("alert certificate expired", "renew the certificate that this agent shows (--etcd-cert, --etcd-key)"),
+    ("alert certificate expired", f"renew the certificate that is shown to etcd ({_SHOWN})"),
+    ("alert bad certificate", f"give a certificate that etcd trusts and that has not expired ({_SHOWN})"),
+    ("alert certificate required", f"give a certificate that etcd trusts ({_SHOWN})"),
+    ("alert unknown ca", f"give a certificate that an authority has signed which etcd trusts ({_SHOWN})"),
+    ("self signed certificate", f"give the certificate of who has signed etcd's ({_TRUSTED})"),
+    ("unable to get local issuer", f"give the certificate of who has signed etcd's ({_TRUSTED})"),
 )
 _TLS_FIX = (
-    "give the certificate of who has signed etcd's (--etcd-ca), and one that etcd trusts, and that has not expired, if "
-    "it asks for that (--etcd-cert, --etcd-key)"
+    f"give the certificate of who has signed etcd's ({_TRUSTED}), and one that etcd trusts, and that has not expired, "
+    f"if it asks for that ({_SHOWN}); or http://, if it listens without TLS"
 )
 
 
@@ -69,11 +81,13 @@ def store_error(error: Exception, urls: Sequence[str], *, request_bytes: int) ->
     if is_exhaustion(error):
         return MembershipStoreError(f"{where} cannot be asked: {exhaustion_of(error)}")
     if any(isinstance(cause, ssl.SSLError | requests.exceptions.SSLError) for cause in causes):
-        fix = next((fix for words, fix in _TLS_FIXES if words in detail.lower().replace("_", " ")), _TLS_FIX)
+        fix = next((fix for words, fix in _TLS_FIXES if words in detail.lower().translate(_SPACES)), _TLS_FIX)
         return MembershipStoreError(f"{where}: no TLS with it ({detail}); {fix}")
-    return MembershipStoreError(
-        f"{where} does not answer ({detail}); start one (hetero elastic store), or give its address (--etcd)"
-    )
+    fix = "start one (hetero elastic store), or give its address (--etcd)"
+    if any(isinstance(cause, http.client.RemoteDisconnected) for cause in causes):
+        # So etcd answers plain HTTP where it listens with TLS.
+        fix += ", with https:// and --certificates if it listens with TLS"
+    return MembershipStoreError(f"{where} does not answer ({detail}); {fix}")
 
 
 def is_lease_missing(error: MembershipStoreError) -> bool:

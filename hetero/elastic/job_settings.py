@@ -2,12 +2,22 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
-from hetero.elastic.records import JobSettings
+from hetero.elastic.records import CopyTransport, JobSettings
 from hetero.errors import ConfigError
 from hetero.serialization import to_json
 from hetero.shown_secrets import without_secrets
+
+COPIES_TRAVEL: Mapping[CopyTransport, str] = MappingProxyType(
+    {
+        "http": "in plain HTTP",
+        "certificate": "by TLS with one certificate",
+        "authority": "by TLS with certificates of etcd's authority",
+    }
+)
+"""Words for how the copies of a job travel between nodes."""
 
 
 def settings_checksum(settings: JobSettings) -> str:
@@ -45,6 +55,9 @@ def settings_differences(there: JobSettings, here: JobSettings) -> list[str]:
             said.append(
                 f"{flag} is {_shown([mine or 'not given'])} here and {_shown([theirs or 'not given'])} in the job"
             )
+    if there.copies != here.copies:
+        mine, theirs = COPIES_TRAVEL[here.copies], COPIES_TRAVEL[there.copies]
+        said.append(f"copies travel {mine} here and {theirs} in the job (--tls-cert, --certificates, --etcd-ca)")
     for name in sorted({*there.versions, *here.versions}):
         mine, theirs = here.versions.get(name, "missing"), there.versions.get(name, "missing")
         if mine != theirs:

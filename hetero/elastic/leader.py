@@ -38,7 +38,7 @@ from hetero.elastic.node_speeds import NodeSpeeds
 from hetero.elastic.planning_problem import PlanningProblem
 from hetero.elastic.planning_service import PlanningService
 from hetero.elastic.publishing import Publisher
-from hetero.elastic.records import Epoch, NodeInfo, Outcome
+from hetero.elastic.records import CopyTrust, Epoch, NodeInfo, Outcome
 from hetero.elastic.recovery import Restore
 from hetero.elastic.replanning import NewPlan, PlanTable
 from hetero.elastic.step_search import StepSearch
@@ -64,6 +64,7 @@ class LeaderTools:
     """What a leader works with.
 
     folder: of the copies of its own node.
+    trust: which servers of copies are trusted, ``None`` without TLS.
     publisher: for the object store, if the job has one.
     stragglers: when a node is planned for as a slower one.
     serve_store: starts a store for ranks on this node and returns its port.
@@ -81,7 +82,7 @@ class LeaderTools:
     folder: Path
     job: str
     token: str
-    tls_certificate: str | None
+    trust: CopyTrust | None
     forget: str
     publisher: Publisher | None
     serve_store: Callable[[], Awaitable[int]]
@@ -258,7 +259,7 @@ class Leader:
             self._refused.add(node.incarnation)
         elif wants_inventory:
             tools = self._tools
-            client = CopyClient(node, job=tools.job, token=tools.token, tls_certificate=tools.tls_certificate)
+            client = CopyClient(node, job=tools.job, token=tools.token, trust=tools.trust)
             try:
                 self._search.inventories[node.incarnation] = await asyncio.to_thread(client.inventory)
                 self._problem_of.pop(node.name, None)

@@ -125,7 +125,6 @@ class RankWatch:
         self.epoch, self._noted, self._over, self._met_bad_copies = epoch, set(), False, False
         self._reports.begin(epoch.number)
         self._began_s = self._next_note_s = time.monotonic()
-        certificate = options.tls_certificate
         assignment = RankAssignment(
             job=options.job,
             epoch=epoch,
@@ -135,7 +134,7 @@ class RankWatch:
             reports=str(options.reports_socket),
             object_store=options.object_store,
             uploads=uploads,
-            tls_certificate=None if certificate is None else str(certificate),
+            trust=options.trust,
         )
         settings = options.settings
         try:

@@ -285,6 +285,20 @@ class UploadSchedule:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CopyTrust:
+    """Which certificates of servers of copies are trusted.
+
+    file: PEM with the one certificate that all nodes show, or with the authority that has signed theirs.
+    is_authority: which of the two it is.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    file: AnyText
+    is_authority: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RankAssignment:
     """What an agent gives each of its ranks in a file that only its user can read (``HETERO_ELASTIC``).
 
@@ -294,7 +308,7 @@ class RankAssignment:
     reports: the agent's datagram socket, which takes each :class:`RankReport` as one JSON message.
     object_store: URL, ``None`` without.
     uploads: what of it is uploaded there, ``None`` for nothing.
-    tls_certificate: that the servers of copies show, ``None`` without TLS.
+    trust: certificates that the servers of copies may show, ``None`` without TLS.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -307,7 +321,7 @@ class RankAssignment:
     reports: AnyText
     object_store: str | None = None
     uploads: UploadSchedule | None = None
-    tls_certificate: AnyText | None = None
+    trust: CopyTrust | None = None
 
 
 RankPhase = Literal["joined", "built", "restored", "step", "stopped", "finished", "failed", "bad_copy"]
@@ -394,12 +408,16 @@ class Notice:
     version: str = VERSION
 
 
+CopyTransport = Literal["http", "certificate", "authority"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSettings:
     """What has to be the same on all nodes of a job.
 
     versions: by package; Python too.
     object_store, upload_every: as given to the agents.
+    copies: how they travel between nodes: in plain HTTP, or by TLS that trusts one ``certificate`` or an ``authority``.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -409,6 +427,7 @@ class JobSettings:
     versions: dict[str, str]
     object_store: str | None = None
     upload_every: str = ""
+    copies: CopyTransport = "http"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -192,7 +192,7 @@ class _Sources:
                     self._nodes[name],
                     job=self._assignment.job,
                     token=self._assignment.token,
-                    tls_certificate=self._assignment.tls_certificate,
+                    trust=self._assignment.trust,
                 )
         copy = self._clients[name].copy(epoch=start.epoch, step=start.step, unit=unit)
         return None if copy is None else _Found(copy, ShardSource(copy.shard, self._clients[name].file(copy)))

@@ -39,12 +39,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetero.elastic.certificate_authority import make_certificates
 from hetero.elastic.copy_folder import copy_path, slot_folder
+from hetero.elastic.copy_tls import tls_of_etcd
 from hetero.elastic.records import CopyPlacement, Epoch, EpochNode, NodeInfo, RankAssignment, RestorePoint
 from hetero.plan.ir import Plan
 from hetero.serialization import save
 from tests.bench import recovery_state as state
-from tests.bench.recovery_worker import ADDRESS, JOB, PORT, TOKEN
+from tests.bench.recovery_worker import ADDRESS, JOB, PORT, TLS_PORT, TOKEN
 from tests.helpers.network_namespaces import Host, Switch, switched_hosts
 from tests.helpers.s3_server import S3Server
 from tests.helpers.sources import ROOT
@@ -69,6 +71,7 @@ NEW_PLAN = tuple(
     Reader(title, kind, (0, 1, 2))
     for title, kind in (
         ("peers' memory (ours)", "ours"),
+        ("peers' memory (ours), by TLS", "ours-tls"),
         ("object store (ours, whole reload)", "ours-store"),
         ("torch DCP, s3torchconnector", "dcp-s3torchconnector"),
         ("torch DCP, s3fs", "dcp-s3fs"),
@@ -128,6 +131,7 @@ class Bench:
             "PYTHONWARNINGS": "ignore",
             "TORCH_CPP_LOG_LEVEL": "ERROR",
         }
+        self._certificates = make_certificates(folder / "certificates", host="127.0.0.1")
         self._stack = ExitStack()
         self._placement: CopyPlacement | None = None
 
@@ -168,7 +172,7 @@ class Bench:
             for rank in reader.ranks:
                 if reader.is_ours:
                     source = str(barrier / f"assignment{rank}.json")
-                    save(self._assignment(case, rank, from_store=reader.kind == "ours-store"), Path(source))
+                    save(self._assignment(case, rank, kind=reader.kind), Path(source))
                 elif reader.kind.startswith("torchft"):
                     # The same rank of the whole replica.
                     source = self._sends(reader, plan, rank - 2, senders)
@@ -190,8 +194,10 @@ class Bench:
     def _that_run(self, readers: Sequence[Reader]) -> tuple[Reader, ...]:
         return tuple(each for each in readers if each.is_ours or self._args.peers)
 
-    def _assignment(self, case: Case, rank: int, *, from_store: bool) -> RankAssignment:
+    def _assignment(self, case: Case, rank: int, *, kind: str) -> RankAssignment:
         assert self._placement is not None
+        from_store, by_tls = kind == "ours-store", kind == "ours-tls"
+        tls = tls_of_etcd(self._certificates.address("https://127.0.0.1:1")) if by_tls else None
         # The spare is node 4; the lost one was node 3.
         names = [f"node{(0, 1, 2, 4)[i]}" for i in range(len(case.hosts))]
         nodes = tuple(
@@ -202,7 +208,7 @@ class Bench:
                     node_type="cpu",
                     num_ranks=1,
                     host=host.address,
-                    port=PORT + i,
+                    port=(TLS_PORT if by_tls else PORT) + i,
                     failure_domain=name,
                     settings="",
                 ),
@@ -233,7 +239,14 @@ class Bench:
         folder.mkdir(exist_ok=True)
         url = f"{BUCKET}/ours" if from_store else None
         return RankAssignment(
-            job=JOB, epoch=epoch, node=names[rank], token=TOKEN, folder=str(folder), reports="", object_store=url
+            job=JOB,
+            epoch=epoch,
+            node=names[rank],
+            token=TOKEN,
+            folder=str(folder),
+            reports="",
+            object_store=url,
+            trust=None if tls is None else tls.trust,
         )
 
     def _sends(self, reader: Reader, plan: Path, rank: int, stack: ExitStack) -> str:
@@ -248,11 +261,13 @@ class Bench:
     def _serve(self, host: Host, folder: Path) -> None:
         self._shm = folder.parent
         port = PORT + int(folder.name.removeprefix("node"))
-        process = self._start(host, sys.executable, ["serve", str(folder), host.address, str(port)])
-        self._stack.callback(process.wait)
-        self._stack.callback(process.kill)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+        certificates = str(self._certificates.path)
+        for words in ([str(port)], [str(port + TLS_PORT - PORT), certificates]):
+            process = self._start(host, sys.executable, ["serve", str(folder), host.address, *words])
+            self._stack.callback(process.wait)
+            self._stack.callback(process.kill)
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
 
     def _lose(self, folder: Path) -> None:
         self._switch.cut(self._nodes[3])

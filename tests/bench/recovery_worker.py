@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
+from hetero.elastic.certificate_folder import CertificateFolder
 from hetero.elastic.copy_server import CopyServer
+from hetero.elastic.copy_tls import server_context, tls_of_etcd
 from hetero.elastic.object_store import ObjectStore
 from hetero.elastic.records import Copy, RankAssignment
 from hetero.elastic.restoring import restore
@@ -22,18 +24,21 @@ from hetero.plan.ir import Plan
 from hetero.serialization import load
 from tests.bench import recovery_state as state
 
-JOB, TOKEN, PORT = "bench", "token", 7700
+JOB, TOKEN, PORT, TLS_PORT = "bench", "token", 7700, 7800
 ADDRESS = "BENCH_HOST_ADDRESS"
 """Variable with the address of the host on which a worker runs."""
 PROBE_BYTES = 32 * 2**20
 TORCHFT_TIMEOUT = timedelta(minutes=10)
 
 
-def serve(folder: str, host: str, port: str) -> None:
-    """A node's server of copies, until it is killed."""
+def serve(folder: str, host: str, port: str, certificates: str = "") -> None:
+    """A node's server of copies, by TLS if a folder of certificates is given, until it is killed."""
+    tls = tls_of_etcd(CertificateFolder(Path(certificates)).address("https://127.0.0.1:1")) if certificates else None
 
     async def forever() -> None:
-        await CopyServer(Path(folder), job=JOB, node=Path(folder).name, token=TOKEN).start(host, int(port))
+        context = None if tls is None else server_context(tls)
+        server = CopyServer(Path(folder), job=JOB, node=Path(folder).name, token=TOKEN, tls=context)
+        await server.start(host, int(port))
         print("ready", flush=True)
         await asyncio.Event().wait()
 

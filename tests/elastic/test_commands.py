@@ -3,9 +3,11 @@
 import argparse
 import dataclasses
 import fcntl
+import json
 import math
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,11 +21,14 @@ import pytest
 from hetero import cli
 from hetero.commands import elastic_run
 from hetero.commands.elastic import agent_options
+from hetero.elastic.certificate_authority import make_certificates
+from hetero.elastic.certificate_folder import CertificateFolder
+from hetero.elastic.copy_tls import CopyTls
 from hetero.elastic.etcd import EtcdAddress, delete_request, put_request, wait_until_it_answers
 from hetero.elastic.events import read_events
 from hetero.elastic.folder_claim import SHARED_MEMORY, delete_folder
 from hetero.elastic.job_store import JobState, JobStore
-from hetero.elastic.records import NodeReport, Notice, Outcome, RankReport, UploadSchedule
+from hetero.elastic.records import CopyTrust, JobSettings, NodeReport, Notice, Outcome, RankReport, UploadSchedule
 from hetero.errors import ConfigError
 from hetero.serialization import to_json
 from tests.helpers.commands import ROOT
@@ -64,10 +69,12 @@ def test_a_job_on_one_machine(tmp_path: Path, job: str, capsys: pytest.CaptureFi
     ) as run:
         try:
             assert run.stdout is not None
-            found = re.search(r"etcd (http://\S+), job", run.stdout.readline())
+            found = re.search(r"etcd (https://\S+), job", run.stdout.readline())
             assert found is not None
-            where = ["--etcd", found[1], "--job", job]
-            store = JobStore(EtcdAddress(urls=(found[1],)), job)
+            certificates = tmp_path / "logs" / "etcd" / job / "certificates"
+            where = ["--etcd", found[1], "--certificates", str(certificates), "--job", job]
+            assert f"hetero elastic status {shlex.join(where)}" in run.stdout.readline()
+            store = JobStore(CertificateFolder(certificates).address(found[1]), job)
             deadline = time.monotonic() + 120
             while not trains_on_both(state := store.read()):
                 assert time.monotonic() < deadline
@@ -79,6 +86,10 @@ def test_a_job_on_one_machine(tmp_path: Path, job: str, capsys: pytest.CaptureFi
             for name in ("node-0", "node-1"):
                 assert name in shown
             assert "(leads)" in shown
+            assert "copies travel by TLS with certificates of etcd's authority" in shown
+            # Who has not the certificates of the run: every other user of this machine.
+            assert cli.main(["elastic", "status", "--etcd", found[1], "--job", job]) == 2
+            assert "no TLS with it" in capsys.readouterr().err
             assert cli.main(["elastic", "leave", *where, "node-7"]) == 2
             assert "has no node 'node-7'; it has node-0, node-1" in capsys.readouterr().err
             assert cli.main(["elastic", "leave", *where, "node-1"]) == 0
@@ -243,8 +254,9 @@ def test_a_run_on_one_machine_does_not_wait_for_ever_for_nodes_of_the_one_before
         store.write([], [put_request(store.key(key), value)])
     monkeypatch.setattr(elastic_run, "_LEASES_END_WITHIN_S", 0.0)
     args = argparse.Namespace(job=job, lease=0)
+    settings = JobSettings(program="", flags=(), versions={})
     with pytest.raises(ConfigError, match="has finished, and keys of nodes that stay in etcd; to begin again, delete"):
-        elastic_run._check_kept_run(args, store, data=tmp_path, copies=[tmp_path / "copies"])
+        elastic_run._check_kept_run(args, store, settings=settings, data=tmp_path, copies=[tmp_path / "copies"])
     store.close()
 
 
@@ -356,8 +368,24 @@ def test_flags_of_an_agent(tmp_path: Path) -> None:
     metadata = options_of("--metadata", "aws", "--metadata-url", "http://h:1").metadata  # type: ignore[attr-defined]
     assert metadata.url == "http://h:1/latest/meta-data/spot/instance-action"
     assert metadata.token_url == "http://h:1/latest/api/token"
-    both = options_of("--tls-cert", "c.pem", "--tls-key", "k.pem")
-    assert (both.tls_certificate, both.tls_key) == (Path("c.pem"), Path("k.pem"))  # type: ignore[attr-defined]
+    own = options_of("--tls-cert", "c.pem", "--tls-key", "k.pem")
+    assert own.tls == CopyTls(  # type: ignore[attr-defined]
+        certificate="c.pem", key="k.pem", trust=CopyTrust(file="c.pem", is_authority=False)
+    )
+    assert own.settings.copies == "certificate"  # type: ignore[attr-defined]
+    assert (plain.tls, plain.settings.copies) == (None, "http")  # type: ignore[attr-defined]
+
+
+def test_certificates_of_a_store_are_those_of_etcd_and_of_copies(tmp_path: Path) -> None:
+    folder = make_certificates(tmp_path / "made", host="127.0.0.1")
+    short = options_of("--certificates", str(folder.path))
+    client, ca = folder.client, str(folder.authority.certificate)
+    files = {"certificate": str(client.certificate), "key": str(client.key)}
+    assert short.etcd == EtcdAddress(urls=("https://127.0.0.1:2379",), ca=ca, **files)  # type: ignore[attr-defined]
+    assert short.tls == CopyTls(**files, trust=CopyTrust(file=ca, is_authority=True))  # type: ignore[attr-defined]
+    assert short.settings.copies == "authority"  # type: ignore[attr-defined]
+    long = options_of("--etcd-ca", ca, "--etcd-cert", files["certificate"], "--etcd-key", files["key"])
+    assert long == short
 
 
 @pytest.mark.parametrize(
@@ -371,6 +399,9 @@ def test_flags_of_an_agent(tmp_path: Path) -> None:
         (["--metadata", "moon"], "no metadata server of 'moon' is known; give one of aws, gcp, azure"),
         (["--metadata-url", "http://h"], "name the cloud"),
         (["--etcd", "here"], "is no address"),
+        (["--certificates", "c", "--etcd-ca", "d"], "--certificates stands for --etcd-ca, --etcd-cert and --etcd-key"),
+        (["--etcd", "http://h:1", "--etcd-ca", "c"], "http://h:1: http has no use for certificates; give https://"),
+        (["--certificates", "/no/such"], "/no/such: No such file or directory; name the folder that hetero elastic"),
     ],
 )
 def test_wrong_flags(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -417,3 +448,125 @@ def test_programs_that_are_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert "none.py: no such program" in capsys.readouterr().err
     assert cli.main(["elastic", "run", "--nodes", "2", "--", "pretrain_gpt.py"]) == 2
     assert "name no cluster file; give it --hetero-cluster FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "subjects"),
+    [
+        ([], []),
+        (["--etcd", "http://127.0.0.1:1,http://[::1]:1,http://localhost:1"], []),
+        (["--etcd", "http://10.0.0.1:1"], ["etcd at http://10.0.0.1:1 is reached in plain HTTP: "]),
+        (["--host", "10.0.0.7"], ["copies travel in plain HTTP, as does the token"]),
+        (["--host", "10.0.0.7", "--tls-cert", "c", "--tls-key", "k"], []),
+        (
+            [
+                "--host",
+                "10.0.0.7",
+                "--etcd",
+                "https://10.0.0.1:1",
+                "--etcd-ca",
+                "a",
+                "--etcd-cert",
+                "c",
+                "--etcd-key",
+                "k",
+            ],
+            [],
+        ),
+        (["--host", "10.0.0.7", "--etcd", "https://10.0.0.1:1"], ["copies travel"]),
+        (
+            ["--host", "10.0.0.7", "--etcd", "https://10.0.0.1:1,http://10.0.0.2:1"],
+            ["etcd at http://10.0.0.2:1 is reached", "copies travel"],
+        ),
+    ],
+)
+def test_an_agent_warns_once_of_what_travels_in_plain_http(
+    words: list[str], subjects: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetero.elastic.agent.run_agent", lambda _: 0)
+    assert cli.main(["elastic", "agent", "--node-type", "b", *words, "--", "pretrain_gpt.py"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == len(subjects)
+    for line, subject in zip(said, subjects, strict=True):
+        assert line.startswith(f"hetero: warning: {subject}")
+        assert "start etcd with hetero elastic store --certificates FOLDER" in line
+
+
+@pytest.mark.parametrize("command", [["status"], ["leave", "a"], ["forget"]])
+def test_commands_warn_of_an_etcd_in_plain_http_and_leave_the_document_alone(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JobStore, "read", lambda _: JobState(token="t", nodes={"a": node_info("a")}))
+    monkeypatch.setattr(JobStore, "put_notice", lambda *_: None)
+    monkeypatch.setattr(JobStore, "forget", lambda _: True)
+    assert cli.main(["elastic", *command, "--etcd", "http://192.0.2.1:1", "--json"]) == 0
+    said = capsys.readouterr()
+    assert said.err.count("hetero: warning: etcd at http://192.0.2.1:1 is reached in plain HTTP") == 1
+    json.loads(said.out)
+
+
+class StartedEtcdError(Exception):
+    """Stands for the etcd that takes the place of the command."""
+
+
+def started_etcd(monkeypatch: pytest.MonkeyPatch, *words: str) -> dict[str, str]:
+    """The options of the etcd that ``hetero elastic store`` starts."""
+    found: list[str] = []
+
+    def start(_: str, command: list[str]) -> None:
+        found.extend(command)
+        raise StartedEtcdError
+
+    monkeypatch.setattr("hetero.commands.elastic_store.os.execvp", start)
+    with pytest.raises(StartedEtcdError):
+        cli.main(["elastic", "store", *words])
+    return dict(word.removeprefix("--").split("=", 1) for word in found[1:])
+
+
+def test_a_store_with_certificates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, data = CertificateFolder(tmp_path / "made"), str(tmp_path / "data")
+    made = started_etcd(monkeypatch, "--data", data, "--certificates", str(folder.path), "--port", "7")
+    said = capsys.readouterr().out
+    assert f"agents and commands: --etcd https://127.0.0.1:7 --certificates {folder.path}" in said
+    assert "warning" not in said
+    server = folder.server("127.0.0.1")
+    own = started_etcd(
+        monkeypatch,
+        *("--data", data, "--port", "7", "--cert", str(server.certificate), "--key", str(server.key)),
+        *("--client-ca", str(folder.authority.certificate)),
+    )
+    assert own == made
+    for prefix in ("", "peer-"):
+        assert made[f"{prefix}client-cert-auth"] == "true"
+        assert made[f"{prefix}trusted-ca-file"] == str(folder.authority.certificate)
+    assert {made[f"listen-{who}-urls"] for who in ("client", "peer")} == {"https://127.0.0.1:7", "https://127.0.0.1:8"}
+
+
+@pytest.mark.parametrize(
+    ("host", "who"), [("127.0.0.1", "every user of this machine"), ("0.0.0.0", "whoever reaches this address")]
+)
+def test_a_store_without_certificates_says_who_owns_its_jobs(
+    host: str, who: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = started_etcd(monkeypatch, "--data", str(tmp_path / "data"), "--host", host)
+    assert not any("cert" in name for name in options)
+    assert options["listen-peer-urls"].startswith("http://127.0.0.1:")
+    said = capsys.readouterr().out
+    assert f"warning: etcd asks for no certificate: {who} owns their jobs" in said
+    assert "give --certificates FOLDER" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--cert", "c", "--key", "k"], "--client-ca missing; give --cert, --key and --client-ca together"),
+        (["--client-ca", "c"], "--cert and --key missing"),
+        (["--certificates", "f", "--cert", "c"], "--certificates stands for --cert, --key and --client-ca"),
+        (["--cert", "/no/c", "--key", "/no/k", "--client-ca", "/no/a"], "no certificate with its key, or no authority"),
+    ],
+)
+def test_wrong_flags_of_a_store(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["elastic", "store", *words]) == 2
+    assert message in capsys.readouterr().err

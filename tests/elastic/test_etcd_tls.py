@@ -1,20 +1,27 @@
 """An etcd that is spoken to over TLS, and shows its certificate to those alone who show one."""
 
+import contextlib
 import http.server
 import ssl
+import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from hetero.elastic.etcd import EtcdAddress, EtcdConnection
+from hetero.commands.elastic_store import StoreTls, etcd_command
+from hetero.elastic.certificate_authority import make_certificates as make_authority
+from hetero.elastic.certificate_folder import CertificateFolder
+from hetero.elastic.etcd import EtcdAddress, EtcdConnection, wait_until_it_answers
 from hetero.elastic.job_store import JobStore
 from hetero.elastic.membership import Membership
 from hetero.elastic.records import Notice
 from hetero.errors import ConfigError, HeteroError, MembershipStoreError
 from tests.helpers.certificates import make_certificates, make_expired_certificate
 from tests.helpers.etcd import EtcdServer
+from tests.helpers.ports import free_ports
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -101,3 +108,90 @@ def test_an_expired_certificate(tmp_path: Path) -> None:
         finally:
             listener.shutdown()
             thread.join()
+
+
+class TestMadeCertificates:
+    """An etcd as ``hetero elastic store --certificates`` and ``hetero elastic run`` start it."""
+
+    @pytest.fixture(scope="class")
+    def made(self, tmp_path_factory: pytest.TempPathFactory) -> CertificateFolder:
+        return make_authority(tmp_path_factory.mktemp("made") / "certificates", host="127.0.0.1")
+
+    @pytest.fixture(scope="class")
+    def ports(self, made: CertificateFolder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]:
+        """Ports for clients and for members."""
+        with running_etcd(tmp_path_factory.mktemp("data"), made) as ports:
+            yield ports
+
+    def test_who_has_the_folder_reads_and_writes(self, made: CertificateFolder, ports: tuple[int, int]) -> None:
+        store = JobStore(made.address(f"https://127.0.0.1:{ports[0]}"), "job")
+        store.put_notice(Notice(node="a", reason="leave"))
+        assert set(store.read().notices) == {"a"}
+        store.close()
+
+    def test_nobody_else_reaches_a_port_of_it(
+        self, made: CertificateFolder, ports: tuple[int, int], tmp_path: Path
+    ) -> None:
+        """Neither the one for clients nor that for members, through which its state could be replaced."""
+        ca = str(made.authority.certificate)
+        other = make_authority(tmp_path / "other", host="127.0.0.1").client
+        shown = {"certificate": str(other.certificate), "key": str(other.key)}
+        for port in ports:
+            url = f"https://127.0.0.1:{port}"
+            for address in (EtcdAddress(urls=(url,), ca=ca), EtcdAddress(urls=(url,), ca=ca, **shown)):
+                refused(address, r"no TLS with it .*--certificates")
+            plain = EtcdAddress(urls=(f"http://127.0.0.1:{port}",))
+            refused(plain, r"does not answer .*https:// and --certificates")
+
+    def test_one_for_another_host(self, tmp_path: Path) -> None:
+        made = make_authority(tmp_path / "made", host="192.0.2.7")
+        names = StoreTls.of_folder(made, host="192.0.2.7")
+        with running_etcd(tmp_path / "data", made, tls=names, waits_as="localhost") as (port, _):
+            address = made.address(f"https://127.0.0.2:{port}")
+            refused(address, r"(?i)mismatch.*; give the name or address that etcd's")
+
+    def test_tls_to_an_etcd_without(self, etcd: EtcdServer, made: CertificateFolder) -> None:
+        refused(
+            made.address(etcd.url.replace("http:", "https:")), r"no TLS with it .*or http://, if it listens without"
+        )
+
+    def test_data_that_were_begun_without_certificates_go_on_with_them(
+        self, made: CertificateFolder, tmp_path: Path
+    ) -> None:
+        with running_etcd(tmp_path, None) as (port, _):
+            store = JobStore(EtcdAddress(urls=(f"http://127.0.0.1:{port}",)), "job")
+            store.put_notice(Notice(node="a", reason="kept"))
+            store.close()
+        with running_etcd(tmp_path, made) as (port, _):
+            store = JobStore(made.address(f"https://127.0.0.1:{port}"), "job")
+            assert store.read().notices["a"].reason == "kept"
+            store.close()
+
+
+def refused(address: EtcdAddress, message: str) -> None:
+    """See that nothing can be read at an address, and what is said then."""
+    with contextlib.closing(EtcdConnection(address)) as client, pytest.raises(MembershipStoreError, match=message):
+        client.read("/")
+
+
+@contextlib.contextmanager
+def running_etcd(
+    data: Path, made: CertificateFolder | None, *, tls: StoreTls | None = None, waits_as: str = "127.0.0.1"
+) -> Iterator[tuple[int, int]]:
+    """Run an etcd with a folder of certificates; yields its ports for clients and for members."""
+    if made is not None and tls is None:
+        tls = StoreTls.of_folder(made, host="127.0.0.1")
+    port, peer_port = free_ports(2)
+    # On 127.0.0.2 as well, by which no certificate knows it.
+    words = etcd_command(data=data, host="127.0.0.1", port=port, peer_port=peer_port, tls=tls)
+    urls = f"https://127.0.0.1:{port},https://127.0.0.2:{port}"
+    words = [f"--listen-client-urls={urls}" if "listen-client" in word and tls is not None else word for word in words]
+    process = subprocess.Popen([*words, "--unsafe-no-fsync"], stderr=subprocess.DEVNULL)
+    try:
+        url = f"{'http' if made is None else 'https'}://{waits_as}:{port}"
+        address = EtcdAddress(urls=(url,)) if made is None else made.address(url)
+        wait_until_it_answers(address, attempts=200, pause=lambda: time.sleep(0.05))
+        yield port, peer_port
+    finally:
+        process.kill()
+        process.wait()

@@ -5,6 +5,7 @@ import contextlib
 import datetime
 import re
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +16,6 @@ import pytest
 from obstore.exceptions import GenericError
 
 from hetero.elastic import publishing
-from hetero.elastic.copy_server import server_tls
 from hetero.elastic.object_store import ObjectStore
 from hetero.elastic.publishing import Publisher
 from hetero.elastic.store_connection import RETRIES, fix_of
@@ -76,7 +76,8 @@ class Refusing:
 
         self._server = Server(("127.0.0.1", 0), Handler)
         if certificate is not None:
-            tls = server_tls(certificate.with_suffix(".pem"), certificate.with_suffix(".key"))
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(certificate.with_suffix(".pem"), certificate.with_suffix(".key"))
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
         self._thread = threading.Thread(target=self._server.serve_forever)
         self._thread.start()

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import http.client
-import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from hetero.checkpoint.manifest import Shard
-from hetero.elastic.copy_client import CopyClient, pinned_tls
+from hetero.elastic.certificate_authority import make_certificates as make_authority
+from hetero.elastic.copy_client import CopyClient
 from hetero.elastic.copy_folder import shard_path, slot_folder, write_copy, write_placement
-from hetero.elastic.copy_server import CopyServer, server_tls
-from hetero.elastic.records import Copy, CopyPlacement, HeldStep, NodeInfo, Unit
+from hetero.elastic.copy_server import CopyServer
+from hetero.elastic.copy_tls import CopyTls, server_context, tls_of_etcd
+from hetero.elastic.records import Copy, CopyPlacement, CopyTrust, HeldStep, NodeInfo, Unit
 from hetero.errors import CheckpointError, ConfigError
 from hetero.listening import listening_socket
 from tests.helpers.certificates import make_certificates, make_expired_certificate
@@ -262,12 +263,12 @@ class TestTls:
         make_certificates(folder, "ours", "theirs")
         return folder
 
-    def inventory_over_tls(self, folder: Path, certificates: Path, trusted: str | None) -> str:
+    def copy_over_tls(self, folder: Path, tls: CopyTls, trust: CopyTrust | None) -> None:
+        """Read a copy from a server with ``tls`` as a client with ``trust``."""
         fill(folder / "copies")
 
-        async def talk() -> str:
-            tls = server_tls(certificates / "ours.pem", certificates / "ours.key")
-            server = CopyServer(folder / "copies", job=JOB, node="a", token=TOKEN, tls=tls)
+        async def talk() -> None:
+            server = CopyServer(folder / "copies", job=JOB, node="a", token=TOKEN, tls=server_context(tls))
             port = await server.start("127.0.0.1")
             info = NodeInfo(
                 name="a",
@@ -279,38 +280,46 @@ class TestTls:
                 failure_domain="a",
                 settings="",
             )
-            certificate = None if trusted is None else str(certificates / trusted)
-            client = CopyClient(info, job=JOB, token=TOKEN, tls_certificate=certificate)
+            client = CopyClient(info, job=JOB, token=TOKEN, trust=trust)
             try:
                 found = await asyncio.to_thread(client.copy, epoch=4, step=7, unit=UNIT)
                 assert found is not None
-                buffer = bytearray(len(CONTENT))
-                await asyncio.to_thread(client.file(found).read_into, memoryview(buffer), start=0)
-                assert buffer == CONTENT
-                return found.unit
+                file = client.file(found)
+                assert await asyncio.to_thread(file.size_bytes) == len(CONTENT)
+                for start, length in ((0, len(CONTENT)), (100, 70_000), (len(CONTENT) - 1, 1)):
+                    buffer = bytearray(length)
+                    await asyncio.to_thread(file.read_into, memoryview(buffer), start=start)
+                    assert buffer == CONTENT[start : start + length]
             finally:
                 client.close()
                 await server.stop()
 
-        return asyncio.run(talk())
+        asyncio.run(talk())
+
+    def pinned(self, certificates: Path, name: str = "ours") -> CopyTls:
+        trust = CopyTrust(file=str(certificates / f"{name}.pem"), is_authority=False)
+        return CopyTls(certificate=trust.file, key=str(certificates / f"{name}.key"), trust=trust)
 
     def test_the_certificate_of_the_job_is_trusted(self, tmp_path: Path, certificates: Path) -> None:
-        assert self.inventory_over_tls(tmp_path, certificates, "ours.pem") == UNIT
+        tls = self.pinned(certificates)
+        self.copy_over_tls(tmp_path, tls, tls.trust)
+
+    def test_so_is_one_that_etcds_authority_has_signed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Ranges that are longer than what is encrypted at once arrive whole."""
+        monkeypatch.setattr("hetero.elastic.copy_server._TLS_CHUNK_BYTES", 1000)
+        made = make_authority(tmp_path / "made", host="127.0.0.1")
+        tls = tls_of_etcd(made.address("https://127.0.0.1:1"))
+        assert tls is not None
+        self.copy_over_tls(tmp_path, tls, tls.trust)
 
     def test_it_is_trusted_beyond_its_last_day(self, tmp_path: Path) -> None:
         """A run that outlives it would lose all copies at the next loss of a node."""
         (tmp_path / "old").mkdir()
         make_expired_certificate(tmp_path / "old", "ours")
-        assert self.inventory_over_tls(tmp_path, tmp_path / "old", "ours.pem") == UNIT
+        tls = self.pinned(tmp_path / "old")
+        self.copy_over_tls(tmp_path, tls, tls.trust)
 
-    @pytest.mark.parametrize("trusted", ["theirs.pem", None])
-    def test_no_other(self, tmp_path: Path, certificates: Path, trusted: str | None) -> None:
-        with pytest.raises(CheckpointError, match="does not serve copies"):
-            self.inventory_over_tls(tmp_path, certificates, trusted)
-
-    def test_files_that_are_none(self, tmp_path: Path, certificates: Path) -> None:
-        with pytest.raises(ConfigError, match="no certificate with its key"):
-            server_tls(certificates / "ours.pem", certificates / "theirs.key")
-        with pytest.raises(CheckpointError, match="no certificate to trust"):
-            pinned_tls(tmp_path / "missing.pem")
-        assert pinned_tls(certificates / "ours.pem").verify_mode == ssl.CERT_REQUIRED
+    def test_no_other(self, tmp_path: Path, certificates: Path) -> None:
+        for trust in (self.pinned(certificates, "theirs").trust, None):
+            with pytest.raises(CheckpointError, match="does not serve copies"):
+                self.copy_over_tls(tmp_path, self.pinned(certificates), trust)
