@@ -21,6 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from hetero.elastic.certificate_folder import CertificateFolder, CertificatePair
 from hetero.errors import ConfigError
 from hetero.private_files import make_private_folder, write_private
+from hetero.serialization import read_bytes
 
 _VALID = datetime.timedelta(days=3650)
 """How long certificates last: longer than any run. A folder is replaced as a whole."""
@@ -69,16 +70,16 @@ def _authority(folder: CertificateFolder) -> _Signer:
     """
     files = folder.authority
     if files.certificate.exists():
-        try:
-            certificate = x509.load_pem_x509_certificate(files.certificate.read_bytes())
-            key = serialization.load_pem_private_key(files.key.read_bytes(), password=None)
-            if certificate.public_key() != key.public_key() or not isinstance(key, ec.EllipticCurvePrivateKey):
-                raise ValueError("they do not belong together")
-        except FileNotFoundError:
+        if not files.key.exists():
             raise ConfigError(
                 f"{files.key}: is missing, without which no certificate can be signed; give --certificates the folder "
                 "in which the authority was made, or a new one"
-            ) from None
+            )
+        try:
+            certificate = x509.load_pem_x509_certificate(read_bytes(files.certificate))
+            key = serialization.load_pem_private_key(read_bytes(files.key), password=None)
+            if certificate.public_key() != key.public_key() or not isinstance(key, ec.EllipticCurvePrivateKey):
+                raise ValueError("they do not belong together")
         except (ValueError, TypeError) as error:
             raise ConfigError(
                 f"{files.certificate} and {files.key}: no authority with its key: {error}; give --certificates a new "

@@ -2,6 +2,7 @@
 
     python -m tests.bench.bench_change [--nodes 3] [--turns 5]
     python -m tests.bench.bench_change --against FOLDER [--rounds 3]   # another checkout, in rounds with this one
+    python -m tests.bench.bench_change --compare-tls [--rounds 3]      # plain HTTP and TLS, in rounds
 
 In turns a rank is killed, and a node with all that runs on it; that comes back, and joins, before the next turn. The
 model is tiny, so that what is measured are processes, groups and the protocol: bench_recovery has what state takes.
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from hetero.elastic.run_history import read_history
 from hetero.report.elastic_run import PHASES
+from tests.helpers.certificates import make_certificates
 from tests.helpers.elastic_cluster import ElasticCluster
 from tests.helpers.elastic_training import elastic_words
 from tests.helpers.etcd import EtcdServer
@@ -34,20 +36,29 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="another checkout to compare with")
-    parser.add_argument("--rounds", type=int, default=3, help="jobs of each checkout with --against (default: 3)")
+    parser.add_argument("--tls", action="store_true", help="etcd and copies by TLS")
+    parser.add_argument("--compare-tls", action="store_true", help="jobs with TLS and without, in rounds")
+    parser.add_argument("--rounds", type=int, default=3, help="jobs of each kind in a comparison (default: 3)")
     args = parser.parse_args()
     if args.against is not None:
-        compare({"this checkout": ROOT, str(args.against): args.against.resolve()}, args)
+        compare({"this checkout": (ROOT, []), str(args.against): (args.against.resolve(), [])}, args)
+        return
+    if args.compare_tls:
+        compare({"plain HTTP": (ROOT, []), "TLS": (ROOT, ["--tls"])}, args)
         return
     names = [f"node{i}" for i in range(args.nodes)]
     losses: dict[str, list[tuple[int, float]]] = {"rank": [], "node": []}
     with tempfile.TemporaryDirectory(prefix="bench-change-") as made:
         folder = Path(made)
-        etcd = EtcdServer(folder / "etcd")
+        options: dict[str, object] = {"dwell": 0, "min-nodes": 1}
+        pair = (folder / "tls" / "etcd.pem", folder / "tls" / "etcd.key")
+        if args.tls:
+            make_certificates(folder / "tls", "etcd")
+            options |= {"etcd-ca": pair[0], "etcd-cert": pair[0], "etcd-key": pair[1]}
+        etcd = EtcdServer(folder / "etcd", tls=pair if args.tls else None)
         etcd.start()
         try:
             words = elastic_words(folder, steps=STEPS)
-            options = {"dwell": 0, "min-nodes": 1}
             types = dict.fromkeys(names, "box")
             with ElasticCluster(folder, etcd, "bench", types=types, words=words, options=options) as nodes:
                 nodes.start()
@@ -77,17 +88,19 @@ def main() -> None:
         )
 
 
-def compare(checkouts: Mapping[str, Path], args: argparse.Namespace) -> None:
-    """Run this bench in each checkout by turns, so that other work of the machine hits all alike; print a table."""
+def compare(kinds: Mapping[str, tuple[Path, list[str]]], args: argparse.Namespace) -> None:
+    """Run this bench by turns in each checkout with its flags, so that other work hits all alike; print a table."""
     words = [sys.executable, "-m", "tests.bench.bench_change", f"--nodes={args.nodes}", f"--turns={args.turns}"]
     found: dict[tuple[str, str], list[float]] = {}
     for _ in range(args.rounds):
-        for name, folder in checkouts.items():
+        for name, (folder, flags) in kinds.items():
             environment = {**os.environ, "PYTHONPATH": str(folder)}
-            said = subprocess.run(words, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+            said = subprocess.run(
+                [*words, *flags], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True
+            )
             for killed, seconds in re.findall(r"^\| (rank|node) \| [\d.]+ \| ([\d., ]+) \|", said.stdout, re.MULTILINE):
                 found.setdefault((killed, name), []).extend(map(float, seconds.split(",")))
-    print("| killed | checkout | seconds to the next step: median | least | most | of |")
+    print("| killed | kind | seconds to the next step: median | least | most | of |")
     print("|---|---|--:|--:|--:|--:|")
     for (killed, name), seconds in sorted(found.items(), reverse=True):
         print(

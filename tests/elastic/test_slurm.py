@@ -12,11 +12,14 @@ from pathlib import Path
 import pytest
 
 from hetero.checkpoint.folder import published_steps
+from hetero.elastic.certificate_folder import CertificateFolder
+from hetero.elastic.etcd import EtcdAddress
 from hetero.elastic.job_store import JobStore
-from hetero.elastic.records import Epoch
+from hetero.elastic.records import Epoch, Notice
 from tests.helpers.elastic_cluster import STEPS_FILE
 from tests.helpers.elastic_training import elastic_words
 from tests.helpers.etcd import EtcdServer
+from tests.helpers.ports import free_ports
 from tests.helpers.slurm_cluster import NEEDS_SLURM, NodeKind, SlurmCluster, can_run_slurm
 from tests.helpers.sources import ROOT
 
@@ -26,6 +29,7 @@ pytestmark = [
 ]
 
 SCRIPT = ROOT / "scripts" / "slurm" / "elastic.sbatch"
+STORE_SCRIPT = ROOT / "scripts" / "slurm" / "elastic_store.sbatch"
 
 STAND_IN = """#!/usr/bin/env bash
 # Leaves when it is told to, a moment later, as an agent does whose ranks finish their step.
@@ -65,6 +69,7 @@ class Array:
     """An array of tasks, four by default, each with a node of its own; stand-ins end with it.
 
     hetero: what the command of this name is.
+    etcd: its address; empty if the folder of etcd is the script's.
     """
 
     def __init__(
@@ -86,8 +91,9 @@ class Array:
         command.parent.mkdir()
         command.write_text(hetero)
         command.chmod(command.stat().st_mode | stat.S_IXUSR)
-        (folder / "etcd").mkdir()
-        (folder / "etcd" / "address").write_text(f"{etcd}\n")
+        if etcd:
+            (folder / "etcd").mkdir()
+            (folder / "etcd" / "address").write_text(f"{etcd}\n")
         self.number = slurm.submit(
             SCRIPT,
             *(node_type, str(folder / "etcd"), *program),
@@ -147,6 +153,54 @@ def test_a_cancelled_task_leaves_comes_back_and_the_others_never_notice(slurm: S
     array.finish()
     assert ["told" in array.said(task) for task in range(4)] == [False, True, False, False]
     assert [array.said(task).count("finished") for task in range(4)] == [1, 1, 1, 1]
+
+
+@pytest.mark.slow
+def test_etcd_asks_for_certificates_that_tasks_find_in_its_folder(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """The folder is private to its user; an etcd that is started again goes on with the same certificates."""
+    folder = tmp_path / "etcd"
+    (port,) = free_ports(1)
+    stand_in = tmp_path / "store" / "hetero"
+    stand_in.parent.mkdir()
+    stand_in.write_text(f'#!/usr/bin/env bash\nexec {sys.executable} -m hetero "$@"\n')
+    stand_in.chmod(stand_in.stat().st_mode | stat.S_IXUSR)
+    variables = {
+        "PATH": f"{stand_in.parent}:{slurm.environment['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "HOST_ADDRESS": "127.0.0.1",
+        "PORT": str(port),
+    }
+    options = (f"--chdir={tmp_path}", "--output=store.out", "--open-mode=append")
+
+    def started() -> tuple[int, EtcdAddress]:
+        number = slurm.submit(STORE_SCRIPT, str(folder), options=options, **variables)
+        until(lambda: (folder / "address").exists() or str(number) not in slurm.call("squeue", "-h", "-o", "%i"))
+        assert (folder / "address").exists(), (tmp_path / "store.out").read_text()
+        return number, CertificateFolder(folder / "certificates").address((folder / "address").read_text().strip())
+
+    store, address = started()
+    try:
+        assert address.urls == (f"https://127.0.0.1:{port}",)
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        keys = JobStore(address, "job")
+        keys.put_notice(Notice(node="a", reason="kept"))
+        keys.close()
+        array = Array(slurm, tmp_path, options=("--array=0-0",), etcd="")
+        until(lambda: "agent" in array.said(0))
+        array.finish()
+        said = array.said(0)
+        assert f"--etcd=https://127.0.0.1:{port} " in said
+        assert f"--certificates={folder}/certificates -- pretrain_gpt.py" in said
+        slurm.call("scancel", str(store))
+        slurm.wait_for_end(store)
+        (folder / "address").unlink()
+        store, _ = started()
+        keys = JobStore(address, "job")
+        assert keys.read().notices["a"].reason == "kept"
+        keys.close()
+    finally:
+        slurm.call("scancel", str(store))
+        slurm.wait_for_end(store)
 
 
 @pytest.mark.slow

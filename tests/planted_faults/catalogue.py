@@ -9,6 +9,7 @@ from tests.planted_faults.price_faults import PRICE_FAULTS
 from tests.planted_faults.printable_faults import PRINTABLE_FAULTS
 from tests.planted_faults.runtime_faults import RUNTIME_FAULTS
 from tests.planted_faults.secret_faults import SECRET_FAULTS
+from tests.planted_faults.tls_faults import TLS_FAULTS
 from tests.planted_faults.training_faults import TRAINING_FAULTS
 
 FAULTS = (
@@ -22,4 +23,5 @@ FAULTS = (
     *PRINTABLE_FAULTS,
     *FOLDER_FAULTS,
     *SECRET_FAULTS,
+    *TLS_FAULTS,
 )

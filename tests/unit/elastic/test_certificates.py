@@ -1,5 +1,7 @@
 """Folders of certificates: private, made once, and trusted by those alone who have them."""
 
+import dataclasses
+import itertools
 import os
 import ssl
 import stat
@@ -13,7 +15,8 @@ from hetero.elastic.certificate_authority import make_certificates
 from hetero.elastic.certificate_folder import CertificateFolder, CertificatePair
 from hetero.elastic.copy_tls import CopyTls, client_context, server_context, tls_of_etcd
 from hetero.elastic.etcd import EtcdAddress
-from hetero.elastic.records import CopyTrust
+from hetero.elastic.job_settings import COPIES_TRAVEL, check_settings
+from hetero.elastic.records import CopyTransport, CopyTrust, JobSettings
 from hetero.errors import CheckpointError, ConfigError
 from tests.helpers import certificates as self_signed
 
@@ -130,11 +133,29 @@ def test_a_host_without_address_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "made").exists()
 
 
+def test_a_strict_client_takes_what_etcd_shows(tmp_path: Path) -> None:
+    """Python 3.13 checks what RFC 5280 asks for by default."""
+    folder = make_certificates(tmp_path, host="192.0.2.7")
+    strict = ssl.create_default_context(cafile=folder.authority.certificate)
+    strict.verify_flags |= ssl.VERIFY_X509_STRICT
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(folder.server("192.0.2.7").certificate, folder.server("192.0.2.7").key)
+    for name in ("192.0.2.7", "127.0.0.1", "localhost"):
+        shake_hands(strict, server, name=name)
+    with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
+        shake_hands(strict, server, name="192.0.2.8")
+
+
 def handshake(tls: CopyTls, trust: CopyTrust) -> None:
     """Meet a server with ``tls`` as a client with ``trust``."""
+    shake_hands(client_context(trust), server_context(tls))
+
+
+def shake_hands(trusting: ssl.SSLContext, serving: ssl.SSLContext, *, name: str | None = None) -> None:
+    """Have a client that asks for ``name`` meet a server, in memory."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = client_context(trust).wrap_bio(to_client, to_server)
-    server = server_context(tls).wrap_bio(to_server, to_client, server_side=True)
+    client = trusting.wrap_bio(to_client, to_server, server_hostname=name)
+    server = serving.wrap_bio(to_server, to_client, server_side=True)
     for side in (client, server, client, server):
         try:
             side.do_handshake()
@@ -191,6 +212,14 @@ class TestCopies:
         assert tls is not None
         assert client_context(tls.trust) is client_context(CopyTrust(file=tls.trust.file, is_authority=True))
         assert client_context(tls.trust).verify_mode == ssl.CERT_REQUIRED
+
+    @pytest.mark.parametrize(("there", "here"), list(itertools.permutations(COPIES_TRAVEL, 2)))
+    def test_all_nodes_of_a_job_agree_on_how_copies_travel(self, there: CopyTransport, here: CopyTransport) -> None:
+        settings = JobSettings(program="p", flags=(), versions={})
+        with pytest.raises(
+            ConfigError, match=f"copies travel {COPIES_TRAVEL[here]} here and {COPIES_TRAVEL[there]} in"
+        ):
+            check_settings(dataclasses.replace(settings, copies=there), dataclasses.replace(settings, copies=here))
 
     @pytest.mark.parametrize(("ca", "certificate"), [(None, "c"), ("ca", None)])
     def test_without_an_authority_or_a_pair_copies_travel_plainly(
