@@ -14,7 +14,7 @@ from rich.table import Table
 from hetero.command_line import COUNT
 from hetero.commands.elastic_report import add_report
 from hetero.commands.elastic_store import DEFAULT_PORT, add_store
-from hetero.commands.elastic_tls import copies_warning, copy_tls, copy_transport, etcd_address, etcd_warning
+from hetero.commands.elastic_tls import copies_warning, copy_tls, etcd_address, etcd_warning, transport_of
 from hetero.console import console
 from hetero.errors import ConfigError
 from hetero.extras import require
@@ -223,7 +223,7 @@ def agent_options(args: argparse.Namespace) -> "AgentOptions":
         failure_domain=args.failure_domain or name,
         folder=args.copies or choose_folder(args.job, name, say=partial(print, flush=True)),
         logs=args.logs or Path("elastic-logs") / args.job,
-        settings=job_settings(args, copies=copy_transport(tls)),
+        settings=job_settings(args, copy_transport=transport_of(tls)),
         leave_within_s=args.leave_within,
         leader=LeaderSettings(
             min_nodes=args.min_nodes,
@@ -257,11 +257,11 @@ def straggler_settings(args: argparse.Namespace) -> "StragglerSettings":
     return StragglerSettings(threshold=args.straggler_threshold, for_s=args.straggler_after)
 
 
-def job_settings(args: argparse.Namespace, *, copies: "CopyTransport") -> "JobSettings":
+def job_settings(args: argparse.Namespace, *, copy_transport: "CopyTransport") -> "JobSettings":
     """The settings of a job as the flags say.
 
     Args:
-        copies: how they travel.
+        copy_transport: how copies travel.
 
     Raises:
         ConfigError: the program is not there, or the URL of the object store names none or holds credentials.
@@ -280,7 +280,7 @@ def job_settings(args: argparse.Namespace, *, copies: "CopyTransport") -> "JobSe
         versions={"python": platform.python_version(), "megatron-hetero": VERSION, **versions_of(_PACKAGES)},
         object_store=args.object_store,
         upload_every=args.upload_every if args.object_store is not None else "",
-        copies=copies,
+        copy_transport=copy_transport,
     )
 
 
@@ -299,7 +299,7 @@ def _run_status(args: argparse.Namespace) -> int:
         raise _no_such_job(args)
     console().print(_status_table(args.job, state))
     if state.settings is not None:
-        print(f"copies travel {COPIES_TRAVEL[state.settings.copies]}")
+        print(f"copies travel {COPIES_TRAVEL[state.settings.copy_transport]}")
     for problem in state.unreadable.values():
         print(problem)
     if state.outcome is not None:

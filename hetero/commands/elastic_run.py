@@ -25,6 +25,7 @@ from hetero.elastic.job_settings import settings_differences
 from hetero.elastic.job_store import JobStore
 from hetero.elastic.records import JobSettings
 from hetero.errors import ConfigError, MembershipStoreError
+from hetero.peer_limits import raise_descriptor_limit
 from hetero.private_files import make_private_folder
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
@@ -45,7 +46,7 @@ def run_on_this_machine(args: argparse.Namespace) -> int:
         ConfigError: the program's flags name no cluster file, or it has no node types; or etcd is missing.
     """
     # Each agent would say so, once etcd runs.
-    settings = job_settings(args, copies="authority")
+    settings = job_settings(args, copy_transport="authority")
     straggler_settings(args)
     types = node_types(args.program, args.nodes)
     names = [f"node-{index}" for index in range(args.nodes)]
@@ -53,6 +54,8 @@ def run_on_this_machine(args: argparse.Namespace) -> int:
     data = _logs(args) / "etcd" / args.job
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
+    # For etcd too, which lets nobody in beyond as many connections.
+    raise_descriptor_limit()
     exit_code = 1
     try:
         with _etcd(data) as (address, etcd), contextlib.ExitStack() as cleanup:
@@ -184,7 +187,8 @@ def _logs(args: argparse.Namespace) -> Path:
 
 def _certificates(data: Path) -> Path:
     """Return the folder of certificates of the etcd with this data: without them its port is every user's."""
-    return data / "certificates"
+    # Lines that are printed are typed in other folders.
+    return data.absolute() / "certificates"
 
 
 @contextlib.contextmanager

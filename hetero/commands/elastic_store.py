@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hetero.errors import ConfigError
 from hetero.extras import require
 from hetero.listening import is_loopback
+from hetero.peer_limits import raise_descriptor_limit
 from hetero.private_files import make_private_folder
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ def _run_store(args: argparse.Namespace) -> int:
     print(f"etcd listens on {url}; end it with Ctrl-C", flush=True)
     if args.certificates is not None:
         print(f"agents and commands: --etcd {url} --certificates {args.certificates}", flush=True)
+    # etcd keeps 150 fewer connections than it may open files, and lets no other in beyond.
+    raise_descriptor_limit()
     os.execvp(words[0], words)
 
 

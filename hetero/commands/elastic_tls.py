@@ -53,7 +53,7 @@ def copy_tls(args: argparse.Namespace, etcd: "EtcdAddress") -> "CopyTls | None":
     return tls_of_etcd(etcd)
 
 
-def copy_transport(tls: "CopyTls | None") -> "CopyTransport":
+def transport_of(tls: "CopyTls | None") -> "CopyTransport":
     """Return how copies travel, as all nodes of a job have to agree on."""
     if tls is None:
         return "http"

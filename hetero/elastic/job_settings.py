@@ -55,8 +55,8 @@ def settings_differences(there: JobSettings, here: JobSettings) -> list[str]:
             said.append(
                 f"{flag} is {_shown([mine or 'not given'])} here and {_shown([theirs or 'not given'])} in the job"
             )
-    if there.copies != here.copies:
-        mine, theirs = COPIES_TRAVEL[here.copies], COPIES_TRAVEL[there.copies]
+    if there.copy_transport != here.copy_transport:
+        mine, theirs = COPIES_TRAVEL[here.copy_transport], COPIES_TRAVEL[there.copy_transport]
         said.append(f"copies travel {mine} here and {theirs} in the job (--tls-cert, --certificates, --etcd-ca)")
     for name in sorted({*there.versions, *here.versions}):
         mine, theirs = here.versions.get(name, "missing"), there.versions.get(name, "missing")

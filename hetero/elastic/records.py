@@ -417,7 +417,8 @@ class JobSettings:
 
     versions: by package; Python too.
     object_store, upload_every: as given to the agents.
-    copies: how they travel between nodes: in plain HTTP, or by TLS that trusts one ``certificate`` or an ``authority``.
+    copy_transport: how copies travel between nodes: in plain HTTP, or by TLS that trusts one ``certificate`` or an
+        ``authority``.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -427,7 +428,7 @@ class JobSettings:
     versions: dict[str, str]
     object_store: str | None = None
     upload_every: str = ""
-    copies: CopyTransport = "http"
+    copy_transport: CopyTransport = "http"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

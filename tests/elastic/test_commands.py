@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import resource
 import shlex
 import signal
 import subprocess
@@ -30,6 +31,7 @@ from hetero.elastic.folder_claim import SHARED_MEMORY, delete_folder
 from hetero.elastic.job_store import JobState, JobStore
 from hetero.elastic.records import CopyTrust, JobSettings, NodeReport, Notice, Outcome, RankReport, UploadSchedule
 from hetero.errors import ConfigError
+from hetero.peer_limits import MAX_DESCRIPTORS
 from hetero.serialization import to_json
 from tests.helpers.commands import ROOT
 from tests.helpers.elastic_epochs import epoch_of, node_info
@@ -372,8 +374,8 @@ def test_flags_of_an_agent(tmp_path: Path) -> None:
     assert own.tls == CopyTls(  # type: ignore[attr-defined]
         certificate="c.pem", key="k.pem", trust=CopyTrust(file="c.pem", is_authority=False)
     )
-    assert own.settings.copies == "certificate"  # type: ignore[attr-defined]
-    assert (plain.tls, plain.settings.copies) == (None, "http")  # type: ignore[attr-defined]
+    assert own.settings.copy_transport == "certificate"  # type: ignore[attr-defined]
+    assert (plain.tls, plain.settings.copy_transport) == (None, "http")  # type: ignore[attr-defined]
 
 
 def test_certificates_of_a_store_are_those_of_etcd_and_of_copies(tmp_path: Path) -> None:
@@ -383,7 +385,7 @@ def test_certificates_of_a_store_are_those_of_etcd_and_of_copies(tmp_path: Path)
     files = {"certificate": str(client.certificate), "key": str(client.key)}
     assert short.etcd == EtcdAddress(urls=("https://127.0.0.1:2379",), ca=ca, **files)  # type: ignore[attr-defined]
     assert short.tls == CopyTls(**files, trust=CopyTrust(file=ca, is_authority=True))  # type: ignore[attr-defined]
-    assert short.settings.copies == "authority"  # type: ignore[attr-defined]
+    assert short.settings.copy_transport == "authority"  # type: ignore[attr-defined]
     long = options_of("--etcd-ca", ca, "--etcd-cert", files["certificate"], "--etcd-key", files["key"])
     assert long == short
 
@@ -514,12 +516,18 @@ def started_etcd(monkeypatch: pytest.MonkeyPatch, *words: str) -> dict[str, str]
     found: list[str] = []
 
     def start(_: str, command: list[str]) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert soft == hard or soft >= MAX_DESCRIPTORS, "etcd inherits it"
         found.extend(command)
         raise StartedEtcdError
 
     monkeypatch.setattr("hetero.commands.elastic_store.os.execvp", start)
-    with pytest.raises(StartedEtcdError):
-        cli.main(["elastic", "store", *words])
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        with pytest.raises(StartedEtcdError):
+            cli.main(["elastic", "store", *words])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     return dict(word.removeprefix("--").split("=", 1) for word in found[1:])
 
 

@@ -55,8 +55,8 @@ TLS_FAULTS = (
         name="nodes of one job serve copies in plain HTTP and by TLS",
         kind="missing check",
         file="hetero/elastic/job_settings.py",
-        find="    if there.copies != here.copies:\n",
-        replace="    if there.copies > here.copies:\n",
+        find="    if there.copy_transport != here.copy_transport:\n",
+        replace="    if there.copy_transport > here.copy_transport:\n",
         hints=("tests/unit/elastic/test_certificates.py",),
     ),
     Fault(

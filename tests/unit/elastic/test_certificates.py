@@ -219,7 +219,9 @@ class TestCopies:
         with pytest.raises(
             ConfigError, match=f"copies travel {COPIES_TRAVEL[here]} here and {COPIES_TRAVEL[there]} in"
         ):
-            check_settings(dataclasses.replace(settings, copies=there), dataclasses.replace(settings, copies=here))
+            check_settings(
+                dataclasses.replace(settings, copy_transport=there), dataclasses.replace(settings, copy_transport=here)
+            )
 
     @pytest.mark.parametrize(("ca", "certificate"), [(None, "c"), ("ca", None)])
     def test_without_an_authority_or_a_pair_copies_travel_plainly(
