@@ -50,15 +50,14 @@ def main() -> None:
     losses: dict[str, list[tuple[int, float]]] = {"rank": [], "node": []}
     with tempfile.TemporaryDirectory(prefix="bench-change-") as made:
         folder = Path(made)
-        options: dict[str, object] = {"dwell": 0, "min-nodes": 1}
         pair = (folder / "tls" / "etcd.pem", folder / "tls" / "etcd.key")
         if args.tls:
             make_certificates(folder / "tls", "etcd")
-            options |= {"etcd-ca": pair[0], "etcd-cert": pair[0], "etcd-key": pair[1]}
         etcd = EtcdServer(folder / "etcd", tls=pair if args.tls else None)
         etcd.start()
         try:
             words = elastic_words(folder, steps=STEPS)
+            options = {"dwell": 0, "min-nodes": 1}
             types = dict.fromkeys(names, "box")
             with ElasticCluster(folder, etcd, "bench", types=types, words=words, options=options) as nodes:
                 nodes.start()

@@ -2,7 +2,7 @@
 
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from hetero.checkpoint.folder import published_steps
 from hetero.elastic.planning_problem import present_cluster
 from hetero.serialization import load, save
 from hetero.spec.cluster import ClusterSpec
+from tests.helpers.certificates import make_certificates
 from tests.helpers.elastic_cluster import ElasticCluster
 from tests.helpers.elastic_training import (
     PROGRAM,
@@ -67,14 +68,28 @@ def train_until(nodes: ElasticCluster, step: int, slower: set[str]) -> int:
     return step
 
 
+@pytest.fixture
+def etcd_by_tls(tmp_path: Path) -> Iterator[EtcdServer]:
+    """An etcd that asks for certificates: agents serve copies with what they show it."""
+    make_certificates(tmp_path / "tls", "ours")
+    server = EtcdServer(tmp_path / "etcd", tls=(tmp_path / "tls" / "ours.pem", tmp_path / "tls" / "ours.key"))
+    server.start()
+    yield server
+    server.stop()
+
+
 @pytest.mark.rotates(every=6, turn=1)
 def test_a_rank_and_a_node_are_killed_one_comes_back_one_is_slow_for_a_time_and_one_leaves(
-    etcd: EtcdServer, job: str, tmp_path: Path, oracle: tuple[dict[int, str], dict[str, np.ndarray]]
+    etcd_by_tls: EtcdServer, job: str, tmp_path: Path, oracle: tuple[dict[int, str], dict[str, np.ndarray]]
 ) -> None:
+    """All of it by TLS: what agents say to etcd and to each other, and the copies that ranks fetch and load."""
     options = {"min-nodes": 1, "straggler-threshold": 1.5, "straggler-after": 0}
-    with make_cluster(tmp_path, etcd, job, dict.fromkeys("abc", "box"), **options) as nodes:
+    with make_cluster(tmp_path, etcd_by_tls, job, dict.fromkeys("abc", "box"), **options) as nodes:
         nodes.allow(5)
         nodes.start()
+        settings = nodes.wait_until(lambda s: s.settings is not None).settings
+        assert settings is not None
+        assert settings.copy_transport == "authority"
         nodes.wait_until(lambda s: s.epoch is not None and len(s.epoch.nodes) == 3)
         nodes.wait_for_step(5)
         nodes.kill_rank(1)

@@ -93,9 +93,12 @@ class ElasticCluster:
 
     def start_as(self, name: str, *, words: Sequence[str] | None = None, **options: object) -> None:
         """Start an agent with another program or other options than all."""
+        address = self._etcd.address
+        files = {"etcd-ca": address.ca, "etcd-cert": address.certificate, "etcd-key": address.key}
         given = {
             "job": self.job,
             "etcd": self._etcd.url,
+            **{option: path for option, path in files.items() if path is not None},
             "node-name": name,
             "node-type": self._types.get(name, next(iter(self._types.values()))),
             "logs": self._logs,
