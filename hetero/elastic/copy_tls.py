@@ -84,7 +84,7 @@ def client_context(trust: CopyTrust) -> ssl.SSLContext:
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # Which node a server is does not matter: any of the job may have a copy, whose checksums are known from elsewhere.
+    # Which node a server is does not matter: every node of the job is trusted with all copies.
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if not trust.is_authority:

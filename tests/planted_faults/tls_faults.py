@@ -28,11 +28,11 @@ TLS_FAULTS = (
         hints=("tests/unit/elastic/test_copy_server.py",),
     ),
     Fault(
-        name="etcd lets clients in that show no certificate",
+        name="the port of etcd's members asks for no certificate",
         kind="missing check",
         file="hetero/commands/elastic_store.py",
-        find='f"{prefix}client-cert-auth": "true"',
-        replace='f"{prefix}client-cert-auth": "false"',
+        find='f"{scheme}://127.0.0.1:{peer_port}"',
+        replace='f"http://127.0.0.1:{peer_port}"',
         hints=("tests/elastic/test_etcd_tls.py",),
     ),
     Fault(
