@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from hetero.commands.elastic import job_settings, straggler_settings
-from hetero.commands.elastic_store import etcd_command, made_certificates
+from hetero.commands.elastic_store import etcd_command, prepare_certificates
 from hetero.distributed.helper_processes import end_with_parent
 from hetero.elastic.certificate_folder import CertificateFolder
 from hetero.elastic.etcd import EtcdAddress, wait_until_it_answers
@@ -208,7 +208,7 @@ def _etcd(data: Path) -> Iterator[tuple[EtcdAddress, "subprocess.Popen[bytes]"]]
         raise ConfigError(f"{data}: another run works with it; end that one, or give another --job or --logs") from None
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(os.close, lock)
-        tls = made_certificates(_certificates(data), host=_HOST)
+        tls = prepare_certificates(_certificates(data), host=_HOST)
         port, peer_port = _free_ports(2)
         process = _started(etcd_command(data=data, host=_HOST, port=port, peer_port=peer_port, tls=tls))
         cleanup.callback(_end, process)

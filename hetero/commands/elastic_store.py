@@ -91,7 +91,7 @@ def _store_tls(args: argparse.Namespace) -> StoreTls | None:
     if args.certificates is not None:
         if len(missing) < len(own):
             raise ConfigError("--certificates stands for --cert, --key and --client-ca; leave those out")
-        return made_certificates(args.certificates, host=args.host)
+        return prepare_certificates(args.certificates, host=args.host)
     if len(missing) == len(own):
         return None
     if missing:
@@ -112,7 +112,7 @@ def _store_tls(args: argparse.Namespace) -> StoreTls | None:
     return tls
 
 
-def made_certificates(path: Path, *, host: str) -> StoreTls:
+def prepare_certificates(path: Path, *, host: str) -> StoreTls:
     """Make a folder of certificates, or what it lacks, for the etcd on ``host``.
 
     Raises:
