@@ -133,7 +133,9 @@ class Job:
 
     def client(self) -> CopyClient:
         assignment = self.assignment()
-        return CopyClient(assignment.epoch.nodes[0].node, job=assignment.job, token=assignment.token)
+        return CopyClient(
+            assignment.epoch.nodes[0].node, job=assignment.job, token=assignment.token, trust=assignment.trust
+        )
 
     def measure(self, seconds: float) -> Figures:
         steps, size, began_s = self.steps(), self.log_bytes(), time.monotonic()

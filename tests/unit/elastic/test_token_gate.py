@@ -16,9 +16,10 @@ import pytest
 
 from hetero.elastic import token_gate
 from hetero.elastic.copy_client import CopyClient
-from hetero.elastic.copy_server import CopyServer, server_tls
+from hetero.elastic.copy_server import CopyServer
+from hetero.elastic.copy_tls import CopyTls, server_context
 from hetero.elastic.node_probe import ProbeAnswer, probe
-from hetero.elastic.records import NodeInfo
+from hetero.elastic.records import CopyTrust, NodeInfo
 from hetero.errors import SourceLostError
 from hetero.peer_limits import MAX_HEAD_BYTES
 from tests.helpers.certificates import make_certificates
@@ -302,8 +303,9 @@ class TestTls:
         thread.start()
 
         async def start() -> tuple[CopyServer, int]:
-            tls = server_tls(tmp_path / "tls" / "ours.pem", tmp_path / "tls" / "ours.key")
-            server = CopyServer(tmp_path, job=JOB, node="a", token=TOKEN, tls=tls)
+            files = tmp_path / "tls"
+            pair = CopyTls(certificate=str(files / "ours.pem"), key=str(files / "ours.key"), trust=self.trust(tmp_path))
+            server = CopyServer(tmp_path, job=JOB, node="a", token=TOKEN, tls=server_context(pair))
             return server, await server.start("127.0.0.1")
 
         server, port = asyncio.run_coroutine_threadsafe(start(), loop).result()
@@ -322,8 +324,11 @@ class TestTls:
         thread.join()
         loop.close()
 
+    def trust(self, tmp_path: Path) -> CopyTrust:
+        return CopyTrust(file=str(tmp_path / "tls" / "ours.pem"), is_authority=False)
+
     def ask(self, info: NodeInfo, tmp_path: Path, *, token: str = TOKEN) -> str:
-        client = CopyClient(info, job=JOB, token=token, tls_certificate=str(tmp_path / "tls" / "ours.pem"))
+        client = CopyClient(info, job=JOB, token=token, trust=self.trust(tmp_path))
         try:
             return client.inventory().node
         finally:
