@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from hetero.cli import command_parser
 from hetero.plan.ir import GradientSyncPlan, Plan, Replica, Stage
@@ -124,7 +124,7 @@ def plan_format() -> str:
 
 def _field_rows(cls: Any) -> Iterator[tuple[str, str, str, str]]:
     texts = field_texts(inspect.getdoc(cls) or "")
-    types = inspect.get_annotations(cls)
+    types = get_type_hints(cls)
     for field in dataclasses.fields(cls):
         text = _ELSEWHERE.get(field.name) or texts.get(field.name, "")
         yield f"`{field.name}`", _type(types[field.name]), _default(field), text[:1].upper() + text[1:]
