@@ -102,5 +102,8 @@ setup(
             "types-psutil",
         ],
     },
-    entry_points={"console_scripts": ["hetero = hetero.cli:main"]},
+    entry_points={
+        "console_scripts": ["hetero = hetero.cli:main"],
+        "torchrun.handlers": ["hetero-static = hetero.distributed.torchrun_plugin:handler_creator"],
+    },
 )

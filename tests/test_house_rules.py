@@ -21,6 +21,9 @@ BELOW_THE_ENTRY_POINTS = [path for path in SOURCES if path.is_relative_to(ROOT /
 READS_ENVIRONMENT = frozenset(
     {
         "hetero/elastic/warm_ranks.py",  # where a process becomes a rank, as under a launcher
+        "hetero/distributed/closed_listeners.py",  # whether torch's gloo, which reads it there, connects later
+        "hetero/distributed/launch_store.py",  # the launcher's variables, as torch's own env:// rendezvous reads them
+        "hetero/distributed/world.py",  # sets what gloo and NCCL read there when the world is made
         "hetero/discovery/__main__.py",  # an entry point: it is a rank of whatever has launched it
         "hetero/commands/launch.py",  # an entry point: Slurm says in it which allocation it runs in
         "hetero/doctor/__main__.py",  # an entry point: it tells what its host and its launcher say

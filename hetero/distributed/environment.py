@@ -7,6 +7,7 @@ They are read once, while libraries are loaded or the driver starts, so an entry
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
+from hetero.listening import is_loopback
 from hetero.plan.communicators import HARDWARE_QUEUES
 
 
@@ -61,6 +62,36 @@ SHARED_DEVICE_DEFAULTS = (
     EnvironmentDefault(name="NCCL_NVLS_ENABLE", value="0", why="multicast through NVSwitch is between devices"),
 )
 """What else is set where ranks share devices (:mod:`hetero.distributed.shared_devices`)."""
+
+
+ONE_HOST_DEFAULTS = (
+    EnvironmentDefault(
+        name="GLOO_SOCKET_IFNAME",
+        value="lo",
+        why=(
+            "gloo would listen on the address of the host's name, for other machines as well; where /etc/hosts gives "
+            "that name to 127.0.1.1, as on Debian, gloo takes it for an address that others reach"
+        ),
+    ),
+    EnvironmentDefault(
+        name="NCCL_SOCKET_IFNAME",
+        value="lo",
+        why="NCCL would listen on the first other interface",
+        aliases=("NCCL_COMM_ID",),
+    ),
+)
+"""What else is set where all ranks are on one host: their sockets are not for other machines."""
+
+
+def set_one_host_environment(environment: MutableMapping[str, str]) -> None:
+    """Set :data:`ONE_HOST_DEFAULTS` if all ranks of the launch are on this host; what a user has set stays.
+
+    gloo and NCCL read them at their first group.
+    """
+    if is_on_one_host(environment) or is_loopback(environment.get("MASTER_ADDR", "")):
+        for default in ONE_HOST_DEFAULTS:
+            if default.given(environment) is None:
+                environment[default.name] = default.value
 
 
 def set_cuda_environment(environment: MutableMapping[str, str], *, shares_devices: bool = False) -> None:

@@ -10,6 +10,7 @@ The store should live in none of the ranks, as torchrun's does. Where rank 0 hos
 but nobody is left who could say which rank it was.
 """
 
+import contextlib
 import os
 import re
 import socket
@@ -24,6 +25,7 @@ import torch.distributed as dist
 
 from hetero.distributed.process_exit import EXIT_CODE
 from hetero.distributed.rank_consensus import ConsensusError
+from hetero.distributed.rendezvous_store import ALL_CONNECTED
 from hetero.distributed.standstill import (
     Position,
     StepProgress,
@@ -32,7 +34,8 @@ from hetero.distributed.standstill import (
     main_thread_waits,
     still_ranks,
 )
-from hetero.errors import HeteroError, MembershipError
+from hetero.errors import ConfigError, HeteroError, MembershipError
+from hetero.printable import printable
 from hetero.serialization import from_json, to_json
 from hetero.text import number_ranges
 
@@ -105,7 +108,8 @@ class FailureDetector:
         before_end: Callable[[MembershipError], None] | None = None,
     ) -> None:
         # A connection of its own: the main thread may be blocked in another.
-        self._store = dist.PrefixStore("failure-detector", store.clone())  # type: ignore[attr-defined,unused-ignore]  # not in torch 2.13's stubs
+        self._launch_store = store.clone()  # type: ignore[attr-defined,unused-ignore]  # not in torch 2.13's stubs
+        self._store = dist.PrefixStore("failure-detector", self._launch_store)
         self._rank = rank
         self._world_size = world_size
         self._options = options or FailureDetectorOptions()
@@ -156,6 +160,20 @@ class FailureDetector:
                 pause_s = min(1.5 * pause_s, 1.0)
         except dist.DistError as gone:
             raise MembershipError(self._store_is_lost(gone)) from gone
+
+    def close_store(self) -> None:
+        """Let the store take no more connections; on rank 0, once all ranks have made theirs and all their groups.
+
+        A stranger who comes later cannot reach it. Whoever serves the store watches for this key.
+
+        Raises:
+            MembershipError: the store is lost.
+        """
+        if self._rank == 0:
+            try:
+                self._launch_store.set(ALL_CONNECTED, "")
+            except dist.DistError as gone:
+                raise MembershipError(self._store_is_lost(gone)) from gone
 
     def tell(self, error: BaseException) -> None:
         """Let the others know why this rank leaves, before the connections to it break. Only the first call counts."""
@@ -265,13 +283,13 @@ class FailureDetector:
         """
         self._store.set(f"alive/{self._rank}", to_json(self._position()))
         own = str(self._rank)
-        if self._store.compare_set("reporter", "", own).decode() != own:
+        if self._store.compare_set("reporter", "", own) != own.encode():
             deadline = time.monotonic() + self._options.roll_call_s + self._options.beat_s
             while not self._has("report") and time.monotonic() < deadline:
                 time.sleep(0.1)
-        self._report = self._read("report").decode() or self._compiled_report()
+        self._report = self._read_text("report") or self._compiled_report()
         self._store.set("report", self._report)
-        self._stood = own in self._read("still").decode().split()
+        self._stood = own in self._read_text("still").split()
 
     def _compiled_report(self) -> str:
         """Wait for the answers of all, and name those that gave none."""
@@ -297,7 +315,7 @@ class FailureDetector:
         waits = [text for text in broken if _TIMED_OUT.search(text)]
         if not waits:
             return []
-        positions = {rank: from_json(Position, text, source=f"rank {rank}") for rank, text in self._told("alive")}
+        positions = dict(self._positions())
         still = still_ranks(positions)
         self._store.set("still", " ".join(map(str, still)))
         stood = [self._stood_still(rank, positions[rank]) for rank in still[:_MAX_STILL_RANKS]]
@@ -307,10 +325,16 @@ class FailureDetector:
             stood = ["every rank still answers and waits for others: look at the network between them"]
         return [*stood, waits[0]]
 
+    def _positions(self) -> Iterator[tuple[int, Position]]:
+        """Where each rank was that has answered in a way that can be read."""
+        for rank, text in self._told("alive"):
+            with contextlib.suppress(ConfigError):
+                yield rank, from_json(Position, text, source=f"rank {rank}")
+
     def _stood_still(self, rank: int, position: Position) -> str:
         return (
-            f"{self.describe(rank)} stood still: {position.doing} for {position.unchanged_s:.0f} s, "
-            f"at {position.line}, and it waits for no other rank; look at its stack in its output, or raise "
+            f"{self.describe(rank)} stood still: {printable(position.doing)} for {position.unchanged_s:.0f} s, "
+            f"at {printable(position.line)}, and it waits for no other rank; look at its stack in its output, or raise "
             "--distributed-timeout-minutes if it only needs longer"
         )
 
@@ -343,18 +367,18 @@ class FailureDetector:
 
     def _told(self, key: str) -> list[tuple[int, str]]:
         """What each rank left under ``key``, for those that did."""
-        texts = [(rank, self._read(f"{key}/{rank}").decode()) for rank in range(self._world_size)]
+        texts = [(rank, self._read_text(f"{key}/{rank}")) for rank in range(self._world_size)]
         return [(rank, text) for rank, text in texts if text]
 
     def _not_arrived(self) -> list[int]:
         return [rank for rank in range(self._world_size) if not self._has(f"host/{rank}")]
 
     def _by_host(self, rank: int) -> str:
-        host = self._read(f"host/{rank}").decode()
+        host = self._read_text(f"host/{rank}")
         return f"rank {rank} (on {host})" if host else f"rank {rank}"
 
     def _last_words(self, rank: int) -> str:
-        _, _, doing = self._read(f"beat/{rank}").decode().partition(" ")
+        _, _, doing = self._read_text(f"beat/{rank}").partition(" ")
         return f", last heard of while {doing}" if doing else ""
 
     def _has(self, key: str) -> bool:
@@ -364,6 +388,10 @@ class FailureDetector:
 
     def _read(self, key: str) -> bytes:
         return bytes(self._store.get(key)) if self._has(key) else b""
+
+    def _read_text(self, key: str) -> str:
+        """Return what is under ``key`` as one line to show: whoever reaches the store may have written it."""
+        return printable(self._read(key).decode(errors="backslashreplace"))
 
     def _store_is_lost(self, why: object) -> str:
         return f"lost the rendezvous store, and with it the other ranks: {why}. Is the host of rank 0 still there?"

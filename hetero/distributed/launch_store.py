@@ -5,12 +5,16 @@ A network over which ranks cannot talk can be told like that.
 
 import contextlib
 import datetime
+import os
+import sys
 from typing import Any, TypeVar
 
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
 
+from hetero.distributed.environment import is_on_one_host
+from hetero.distributed.rendezvous_store import serve_store
 from hetero.errors import MembershipError
+from hetero.printable import printable_lines
 from hetero.serialization import from_json, to_json
 from hetero.text import number_ranges
 
@@ -30,9 +34,18 @@ def launch_store(prefix: str) -> tuple[dist.Store, int, int]:
         MembershipError: it cannot be reached.
     """
     timeout = datetime.timedelta(seconds=ARRIVE_WITHIN_S)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    is_of_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
-        store, rank, world_size = next(rendezvous("env://", timeout=timeout))
-    except dist.DistError as error:
+        if rank == 0 and not is_of_launcher:
+            served = serve_store(host, port, has_other_hosts=not is_on_one_host(os.environ), timeout=timeout)
+            if served.note:
+                sys.stderr.write(f"hetero: warning: {served.note}\n")
+            store = served.store
+        else:
+            store = dist.TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+    except (OSError, dist.DistError) as error:
         raise MembershipError(
             f"the launcher's store was not reached within {ARRIVE_WITHIN_S:g} s: {str(error).splitlines()[0]}; look at "
             "MASTER_ADDR and MASTER_PORT, and at rank 0"
@@ -60,7 +73,12 @@ def told_by_all(store: dist.Store, cls: type[T], *, world_size: int) -> list[T]:
             f"ranks {missing} did not arrive within {ARRIVE_WITHIN_S:g} s; look at their output, and whether their "
             "hosts reach MASTER_ADDR and MASTER_PORT"
         ) from None
-    return [from_json(cls, store.get(key).decode(), source=f"rank {key}") for key in keys]
+    return [from_json(cls, read_text(store, key), source=f"rank {rank}") for rank, key in enumerate(keys)]
+
+
+def read_text(store: dist.Store, key: str) -> str:
+    """Return what is under ``key``, as text to show: whoever reaches the store may have written it."""
+    return printable_lines(store.get(key).decode(errors="backslashreplace"))
 
 
 def dismiss(store: dist.Store, exit_code: int, *, world_size: int) -> None:

@@ -14,6 +14,7 @@ from typing import cast
 import torch
 import torch.distributed as dist
 
+from hetero.distributed.closed_listeners import closed_when_connected
 from hetero.distributed.p2p import Channel
 from hetero.distributed.standstill import StepProgress
 from hetero.distributed.timing import Timing
@@ -159,9 +160,10 @@ def create_group(
     """
     world = dist.group.WORLD
     assert world is not None, "init_process_group comes first"
-    group = dist.new_group(  # noqa: TID251  (the one place)
-        list(ranks), timeout=time_limit(world), backend=backend, use_local_synchronization=by_members_alone
-    )
+    with closed_when_connected():
+        group = dist.new_group(  # noqa: TID251  (the one place)
+            list(ranks), timeout=time_limit(world), backend=backend, use_local_synchronization=by_members_alone
+        )
     # Ranks outside of it get a mark of torch's instead, and do nothing with it.
     return cast(dist.ProcessGroup, group)
 

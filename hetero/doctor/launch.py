@@ -9,6 +9,7 @@ import torch.distributed as dist
 from hetero.distributed.environment import local_place
 from hetero.distributed.launch_store import launch_store
 from hetero.distributed.shared_devices import index_of_device
+from hetero.distributed.world import join_world
 from hetero.doctor.facts import HostFacts
 from hetero.doctor.findings import Diagnosis
 from hetero.doctor.world import (
@@ -43,7 +44,7 @@ def look_together(
     device = _device(ranks, rank, shares_devices=shares_devices)
 
     def joins() -> str:
-        dist.init_process_group(
+        join_world(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             store=dist.PrefixStore("world", store),
             rank=rank,

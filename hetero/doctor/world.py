@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 import torch.distributed as dist
 
-from hetero.distributed.launch_store import tell, told_by_all
+from hetero.distributed.launch_store import read_text, tell, told_by_all
 from hetero.doctor.channels import first_messages
 from hetero.doctor.facts import HostFacts
 from hetero.doctor.findings import Diagnosis, Finding, MeasuredLink, merged
@@ -131,7 +131,7 @@ def collected(store: dist.Store, found: Diagnosis, *, rank: int, world_size: int
                 lost = Finding(severity="problem", subject=f"rank {each}", found="it died while ranks met")
                 yield Diagnosis(hosts=(), findings=(lost,))
             else:
-                yield from_json(Diagnosis, store.get(key).decode(), source=f"rank {each}")
+                yield from_json(Diagnosis, read_text(store, key), source=f"rank {each}")
 
 
 def world_findings(of_ranks: Sequence[Diagnosis], *, num_hosts: int) -> tuple[Finding, ...]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from hetero.elastic.fork_server import ForkServer
 from hetero.elastic.records import ASSIGNMENT_VARIABLE, STOP_FOR_GOOD, Epoch, RankAssignment
 from hetero.errors import ConfigError
-from hetero.listening import is_loopback
 from hetero.private_files import open_for_writing, write_private
 from hetero.serialization import read_bytes, to_json
 
@@ -236,6 +235,4 @@ def _variables(epoch: Epoch, node: str, rank: int, local_rank: int) -> dict[str,
         "MASTER_ADDR": epoch.rendezvous_host,
         "MASTER_PORT": str(epoch.rendezvous_port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        # Debian resolves a host's own name to 127.0.1.1, which gloo takes for an address of its own.
-        **({"GLOO_SOCKET_IFNAME": "lo"} if is_loopback(epoch.rendezvous_host) else {}),
     }

@@ -37,11 +37,10 @@ cpu_backend.install()
 
 import torch  # noqa: E402
 import torch._dynamo  # noqa: E402  (torch.optim imports it at its first step)
-import torch.distributed as dist  # noqa: E402
 
 import hetero.runtime.trainer  # noqa: E402, F401
+from hetero.distributed.rendezvous_store import serve_store as serve_rendezvous  # noqa: E402
 from hetero.elastic.records import RankAssignment  # noqa: E402
-from hetero.listening import listening_socket  # noqa: E402
 from hetero.plan.ir import Plan  # noqa: E402
 from hetero.private_files import open_for_writing  # noqa: E402
 from hetero.serialization import adapter_of  # noqa: E402
@@ -79,12 +78,10 @@ def run_rank(program: str, flags: Sequence[str], variables: Mapping[str, str], o
 def serve_store(host: str, port_to: Connection, parent: int) -> None:
     """Serve the store that the ranks of an epoch meet over, on ``host`` alone, until this process is killed."""
     end_with_parent(parent)
-    listener = listening_socket(host)
-    port = int(listener.getsockname()[1])
-    store = dist.TCPStore(
-        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True
-    )
-    port_to.send(store.port)
+    # A node whose address is not one of its own could not be watched by the others either.
+    served = serve_rendezvous(host, has_other_hosts=False)
+    port_to.send(served.port)
+    served.close_when_all_connected()
     threading.Event().wait()
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hetero.distributed.launch_store import launch_store, tell, told_by_all
+from hetero.distributed.launch_store import launch_store, read_text, tell, told_by_all
 from hetero.distributed.shared_devices import check_nccl_of_shared_devices, sharing_note
+from hetero.distributed.world import join_world
 from hetero.errors import HeteroError, MembershipError
 from hetero.profiling.device_run import keep_busy, measure_device
 from hetero.profiling.measured_links import MeasuredLinks, measured_links
@@ -89,7 +90,7 @@ def measure_together(
             _write(links, args, say)
     if rank > 0:
         return None
-    profiles = [path for each in measuring.values() for path in store.get(f"profiles/{each}").decode().split("\n")]
+    profiles = [path for each in measuring.values() for path in read_text(store, f"profiles/{each}").split("\n")]
     return {"profiles": profiles, "links": str(args.out / LINKS) if args.link_seconds > 0 else None}
 
 
@@ -107,7 +108,7 @@ def _wait(store: dist.Store, measuring: Mapping[str, int], *, until_s: float) ->
         seconds = max(1.0, until_s - time.monotonic())
         try:
             store.wait([f"measured/{rank}"], datetime.timedelta(seconds=seconds))
-            said = store.get(f"measured/{rank}").decode()
+            said = read_text(store, f"measured/{rank}")
         except dist.DistError:
             said = "it has not been heard of in its time"
         if said != DONE:
@@ -125,7 +126,7 @@ def _links(
     date: str,
 ) -> MeasuredLinks:
     device = on.device
-    dist.init_process_group(
+    join_world(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         store=store,
         rank=rank,

@@ -20,9 +20,11 @@ from hetero.distributed.failure_detector import FailureDetector, FailureDetector
 from hetero.distributed.found_devices import check_devices, found_device, short_of_memory
 from hetero.distributed.hardware_queues import check_hardware_queues
 from hetero.distributed.rank_consensus import check_same_everywhere, on_all_ranks
+from hetero.distributed.rendezvous_store import serve_store
 from hetero.distributed.runtime_versions import check_kernels, check_versions, cudnn_warnings
 from hetero.distributed.shared_devices import check_nccl_of_shared_devices, index_of_device, sharing_note
 from hetero.distributed.shutdown import leave_world
+from hetero.distributed.world import join_world
 from hetero.doctor.installation import check_installation, untried_note
 from hetero.elastic.records import ASSIGNMENT_VARIABLE, RankAssignment
 from hetero.errors import ConfigError, MembershipError, PlanError, PlanMemoryError
@@ -165,7 +167,7 @@ def joined(launch: Launch, config: ParallelConfig) -> Iterator[tuple[torch.devic
         detector.wait_for_all()
         # Objects and CPU tensors travel over gloo, GPU tensors over NCCL, which a host without GPUs cannot even set up.
         has_nccl = config.backend == "nccl" and torch.cuda.device_count() > 0
-        dist.init_process_group(
+        join_world(
             "cpu:gloo,cuda:nccl" if has_nccl else "gloo",
             store=dist.PrefixStore("world", store),
             rank=launch.rank,
@@ -219,13 +221,16 @@ def _store(launch: Launch, timeout: datetime.timedelta) -> dist.Store:
         return dist.HashStore()
     where = f"MASTER_ADDR {address.host} MASTER_PORT {address.port}"
     if address.in_rank_0 and launch.rank == 0:
+        has_other_hosts = launch.local_world_size < launch.world_size
         try:
-            return dist.TCPStore(
-                address.host, address.port, is_master=True, timeout=timeout, wait_for_workers=False, multi_tenant=True
-            )
-        except (dist.DistError, RuntimeError, ValueError) as error:
+            served = serve_store(address.host, address.port, has_other_hosts=has_other_hosts, timeout=timeout)
+        except (OSError, dist.DistError, RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(f"{where}: rank 0 cannot open the rendezvous store there: {reason}") from error
+        if served.note:
+            sys.stderr.write(f"hetero: warning: {served.note}\n")
+        served.close_when_all_connected()
+        return served.store
     deadline = time.monotonic() + timeout.total_seconds()
     while True:
         try:

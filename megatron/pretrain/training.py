@@ -160,6 +160,7 @@ def _pretrain(
                 memory_interval=memory_interval(config),
                 predicted=predicted,
             )
+            detector.close_store()
             TrainingLoop(
                 config, context, session, evaluations, saver, stop, metrics, figures, detector, elastic
             ).train()

@@ -2,6 +2,7 @@
 
 import datetime
 import functools
+import socket
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from hypothesis import given
 
 from hetero.checkpoint.writer import CheckpointWriter
+from hetero.distributed.closed_listeners import listening_sockets
 from hetero.distributed.process_groups import (
     ParallelContext,
     backend_of_config,
@@ -218,3 +220,30 @@ def test_a_rank_cannot_start_a_collective_of_other_ranks() -> None:
     member, other = run_ranks(problem_of_broadcast, 2, [0])
     assert member == ""
     assert "no member" in other
+
+
+def strangers_that_reach_a_group(rank: int) -> list[bool]:
+    """Whether each socket that listens since a group of gloo was made answers a stranger."""
+    before = listening_sockets()
+    group = create_group([0, 1, 2], backend="gloo")
+    made = [descriptor for inode, descriptor in listening_sockets().items() if inode not in before]
+    reached = []
+    for descriptor in made:
+        borrowed = socket.socket(fileno=descriptor)
+        address = borrowed.getsockname()[:2]
+        borrowed.detach()
+        try:
+            socket.create_connection(address, timeout=0.3).close()
+            reached.append(True)
+        except TimeoutError:
+            reached.append(False)
+    # The group works, and the next one is made over the same store.
+    total = torch.ones(1)
+    for each in (group, create_group([0, 1, 2], backend="gloo")):
+        dist.all_reduce(total, group=each)
+    assert total.item() == 9, rank
+    return reached
+
+
+def test_a_group_of_gloo_takes_no_stranger_once_its_ranks_are_connected() -> None:
+    assert run_ranks(strangers_that_reach_a_group, 3) == [[False]] * 3

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from hetero.cost.cost_model import CostModel
 from hetero.distributed.helper_processes import end_with_parent
 from hetero.distributed.process_groups import create_groups
+from hetero.distributed.world import join_world
 from hetero.emulation.options import EmulationOptions
 from hetero.emulation.ranks.setup import emulate
 from hetero.emulation.records import EmulatedRun, StepRecord
@@ -152,7 +153,7 @@ def _rank_main(parent: int, rank: int, store: Path, emulated: EmulatedLaunch, ou
     end_with_parent(parent)
     torch.set_num_threads(1)
     world_size = emulated.plan.world_size
-    dist.init_process_group(
+    join_world(
         "gloo",
         store=dist.FileStore(str(store), world_size),
         rank=rank,

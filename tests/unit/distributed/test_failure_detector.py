@@ -82,3 +82,25 @@ def test_a_store_is_missed_after_so_many_beats_without_an_answer(detector: Failu
 
     silent_s = silence_s(detector, "_monitor_store", answer, "lost the rendezvous store, .*: no answer for 3 s")
     assert OPTIONS.lost_after_s < silent_s <= OPTIONS.lost_after_s + OPTIONS.beat_s
+
+
+def test_what_a_stranger_wrote_into_the_store_is_shown_as_text(detector: FailureDetector) -> None:
+    """Whoever reaches the store can write every key: no character of it moves the cursor or begins a line."""
+    detector._store.set("cause/1", "an error\x1b[2J\nhetero: rank 0: all is well")
+    detector._store.set("host/1", b"\xffgpu\x1b]0;title\x07".decode("latin-1"))
+    detector._store.set("alive/1", "no JSON \x1b[31m")
+    detector._call_the_roll()
+    said = detector._report
+    assert said.isprintable()
+    assert r"gpu\x1b]0;title\x07) failed with an error\x1b[2J\nhetero: rank 0: all is well" in said
+    detector._store.set("report", "over\x1b[2J\n")
+    detector._call_the_roll()
+    assert detector._report == r"over\x1b[2J\n"
+
+
+def test_an_answer_that_cannot_be_read_accuses_none(detector: FailureDetector) -> None:
+    detector._store.set("alive/1", "[]")
+    assert detector._standstill(["timed out"]) == [
+        "every rank still answers and waits for others: look at the network between them",
+        "timed out",
+    ]
