@@ -47,7 +47,7 @@ flags=(
     --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine --lr-warmup-iters "$((steps / 10))"
     --log-interval "$((steps < 10 ? 1 : steps / 10))" --seed 7
 )
-launch=("$python" -m torch.distributed.run --standalone --nproc-per-node 4)
+launch=("$python" -m torch.distributed.run --rdzv-backend hetero-static --rdzv-endpoint localhost:0 --nproc-per-node 4)
 
 echo "== training $steps steps on four processes under scripts/presets/plans/quickstart.json"
 "${launch[@]}" pretrain_gpt.py "${flags[@]}"

@@ -65,6 +65,7 @@ FOREIGN_FLAGS = frozenset(
         "--quota-backend-bytes",  # of etcd
         "--data-dir",  # of etcdctl
         "--rdzv-backend",  # of torchrun
+        "--rdzv-conf",  # of torchrun
         "--rdzv-endpoint",  # of torchrun
         "--requeue",  # of sbatch
         "--shm-size",  # of docker

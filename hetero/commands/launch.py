@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from hetero.command_line import PORT
 from hetero.commands.show import legal_plan
 from hetero.console import console
 from hetero.cost.capacity import check_memory
+from hetero.distributed.rendezvous_names import RENDEZVOUS
+from hetero.doctor.installed_files import install_this
 from hetero.errors import ConfigError
 from hetero.launch.cluster_of_plan import changes_since, cluster_of_launch
 from hetero.launch.hostfile import hosts_of_file
@@ -26,7 +29,7 @@ from hetero.launch.probing import check_hosts
 from hetero.launch.run import HostCommand, run_on_hosts
 from hetero.launch.slurm import Allocation, allocated_hosts, allocation_in, batch_script, check_allocation, step_script
 from hetero.launch.ssh import DEFAULT_SSH, command_on, variables_line, watched
-from hetero.launch.torchrun import TorchrunOptions
+from hetero.launch.torchrun import LOOPBACK, TorchrunOptions, drawn_port
 from hetero.output_files import make_folder
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan
@@ -37,9 +40,6 @@ from hetero.spec.cluster import ClusterSpec
 from hetero.standard_output import STDOUT, answer, check_output, output_file, write_output
 
 PROGRAM = "pretrain_gpt.py"
-
-DEFAULT_PORT = 29_500
-"""torchrun's own."""
 
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -90,9 +90,7 @@ def _add_line_options(parser: argparse.ArgumentParser) -> None:
         "--torchrun", metavar="PATH", help="default: the one beside this Python, else 'torchrun' as the shell finds it"
     )
     group.add_argument("--master-addr", default="", metavar="ADDRESS", help="of node 0 (default: its host's name)")
-    group.add_argument(
-        "--master-port", type=PORT, metavar="N", help=f"default: {DEFAULT_PORT}, in Slurm by the job's number"
-    )
+    group.add_argument("--master-port", type=PORT, metavar="N", help="default: drawn at random, at every start")
     group.add_argument(
         "--env",
         type=_variable,
@@ -145,6 +143,8 @@ def _launch(args: argparse.Namespace) -> int:
     allocation = allocation_in(os.environ) if not _hosts_given_by(args) and args.sbatch is None else None
     under_slurm = args.sbatch is not None or allocation is not None
     _check_options_have_an_effect(args, over_ssh=args.start and not under_slurm, under_slurm=under_slurm)
+    if args.start or args.sbatch is not None:
+        _check_rendezvous_is_registered(args)
     if args.sbatch is not None:
         return _write_batch_script(args, cluster, flags)
     if allocation is not None:
@@ -196,17 +196,37 @@ def _plan_and_cluster(args: argparse.Namespace) -> tuple[Plan, ClusterSpec]:
 
 
 def _options_of_hosts(args: argparse.Namespace, flags: Sequence[str], hosts: Sequence[NodeHost]) -> TorchrunOptions:
-    """The options for named hosts; a single one needs no address unless a port is asked for."""
-    needs_address = len(hosts) > 1 or args.master_port is not None
-    options = _options(args, flags, address=hosts[0].address if needs_address else "", port=DEFAULT_PORT)
+    """The options for named hosts; the ranks of a single one meet on loopback."""
+    is_alone = len(hosts) == 1
+    address, port = (LOOPBACK, 0) if is_alone else (hosts[0].address, drawn_port())
+    options = _options(args, flags, address=address, port=port)
     check_others_reach(options.address, hosts)
     return options
 
 
-def _options(args: argparse.Namespace, flags: Sequence[str], *, address: str, port: int) -> TorchrunOptions:
+def _own_torchrun() -> Path | None:
+    """Return the torchrun of this Python, ``None`` if it has none."""
     beside = Path(sys.executable).with_name("torchrun")
+    return beside if beside.exists() else None
+
+
+def _check_rendezvous_is_registered(args: argparse.Namespace) -> None:
+    """Check that this Python's torchrun, if it is the one of the launch, will find the rendezvous of its lines.
+
+    Raises:
+        ConfigError: it will not.
+    """
+    if args.torchrun or _own_torchrun() is None or RENDEZVOUS in entry_points(group="torchrun.handlers").names:
+        return
+    raise ConfigError(
+        f"{_own_torchrun()} does not know the rendezvous {RENDEZVOUS!r}: this megatron-hetero was installed before it "
+        f"had one, or is not installed; run: {install_this()}"
+    )
+
+
+def _options(args: argparse.Namespace, flags: Sequence[str], *, address: str, port: int) -> TorchrunOptions:
     return TorchrunOptions(
-        torchrun=args.torchrun or (str(beside) if beside.exists() else "torchrun"),
+        torchrun=args.torchrun or str(_own_torchrun() or "torchrun"),
         program=args.program,
         flags=tuple(flags),
         address=args.master_addr or address,

@@ -8,6 +8,7 @@ from itertools import combinations_with_replacement
 from hetero.discovery.described import DescribedCluster, Remark
 from hetero.discovery.facts import Node
 from hetero.discovery.links import AssumedLink, Network, between_link, gb_per_s, inside_link, network_of
+from hetero.distributed.rendezvous_names import RENDEZVOUS
 from hetero.errors import ConfigError
 from hetero.spec.cluster import ClusterSpec, Links, NodePair, NodeType
 from hetero.spec.devices import DeviceType, is_short_of_memory
@@ -290,7 +291,7 @@ def _measuring(cluster: ClusterSpec) -> str:
     has_gpus = all(cluster.device_types.of(node_type.device).cuda_name for node_type in cluster.node_types)
     ranks = "gpu" if has_gpus else max(node_type.gpus_per_node for node_type in cluster.node_types)
     where = (
-        "--standalone"
+        f"--rdzv-backend {RENDEZVOUS} --rdzv-endpoint localhost:0"
         if num_nodes == 1
         else f"--nnodes {num_nodes} --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500"
     )

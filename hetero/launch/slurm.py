@@ -13,15 +13,13 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from hetero.distributed.rendezvous_names import NODE_RANK, RENDEZVOUS
 from hetero.errors import ConfigError
 from hetero.launch.hosts import NodeHost, assigned_hosts
-from hetero.launch.torchrun import TorchrunOptions, shell_assignments, shell_text
+from hetero.launch.torchrun import FIRST_PORT, LOOPBACK, PORTS, TorchrunOptions, shell_assignments, shell_text
 from hetero.printable import printable
 from hetero.serialization import near_match
 from hetero.spec.cluster import ClusterSpec, NodeType
-
-FIRST_PORT, PORTS = 15_000, 15_000
-"""Where ranks meet, by the number of the job: below the ports that Linux gives away by itself (32768 on). A choice."""
 
 _OPTION = re.compile(r"[a-z][a-z-]*(=[^\n]+)?")
 
@@ -55,9 +53,9 @@ launch='
             binding=
         fi
     fi
-    exec "$torchrun" --nnodes {num_nodes} --node-rank "$SLURM_PROCID" --nproc-per-node "$devices" \\
-        ${{binding:+--numa-binding "$binding"}} \\
-        --master-addr "$RENDEZVOUS_HOST" --master-port "$RENDEZVOUS_PORT" \\
+    exec "$torchrun" --nnodes {num_nodes} --nproc-per-node "$devices" ${{binding:+--numa-binding "$binding"}} \\
+        --rdzv-backend {rendezvous} --rdzv-endpoint "$RENDEZVOUS_HOST:$RENDEZVOUS_PORT" \\
+        --rdzv-conf "{node_rank}=$SLURM_PROCID" \\
         --log-dir "$LAUNCH_LOGS/$SLURM_JOB_ID/$SLURMD_NODENAME" --tee 3 "$@"
 '
 
@@ -192,12 +190,12 @@ def step_script(cluster: ClusterSpec, options: TorchrunOptions) -> str:
     """
     types = cluster.node_types
     is_heterogeneous = len(types) > 1
-    address = _ADDRESS.format(nodes="$SLURM_JOB_NODELIST_HET_GROUP_0" if is_heterogeneous else "$SLURM_JOB_NODELIST")
-    if options.address:
-        address = f"export RENDEZVOUS_HOST={shlex.quote(options.address)}\n"
-    port = str(options.port) if options.port else f"$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))"
-    flags = "\n".join(f"    {line}" for line in _flag_lines(options.flags))
     num_nodes, torchrun = sum(each.count for each in types), shlex.quote(options.torchrun)
+    address = _ADDRESS.format(nodes="$SLURM_JOB_NODELIST_HET_GROUP_0" if is_heterogeneous else "$SLURM_JOB_NODELIST")
+    if options.address or num_nodes == 1:
+        address = f"export RENDEZVOUS_HOST={shlex.quote(options.address or LOOPBACK)}\n"
+    port = str(options.port) if options.port else f"$(({FIRST_PORT} + RANDOM % {PORTS}))"
+    flags = "\n".join(f"    {line}" for line in _flag_lines(options.flags))
     steps = [
         [
             *([f"--het-group={index}"] if is_heterogeneous else []),
@@ -215,7 +213,7 @@ def step_script(cluster: ClusterSpec, options: TorchrunOptions) -> str:
         [
             f"{address}export RENDEZVOUS_PORT={port} LAUNCH_LOGS={shlex.quote(options.logs)}\n{variables}\n",
             f"program=(\n    {shlex.quote(options.program)}\n{flags}\n)\n\n",
-            _ON_A_NODE.format(num_nodes=num_nodes),
+            _ON_A_NODE.format(num_nodes=num_nodes, rendezvous=RENDEZVOUS, node_rank=NODE_RANK),
             _IN_THE_ORDER_OF_THE_LIST,
             _BEFORE_THE_STEP,
             f"srun --kill-on-bad-exit=1 \\\n    {srun} &\n",

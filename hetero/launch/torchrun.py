@@ -1,16 +1,24 @@
 """Writes the torchrun line of each host.
 
-The agents meet by torchrun's static rendezvous: the ranks of an agent follow those of the agents with a lower node
-rank, however many processes each of them has (``_assign_worker_ranks`` in torch's
+The agents meet by a static rendezvous (:mod:`hetero.distributed.torchrun_rendezvous`): the ranks of an agent follow
+those of the agents with a lower node rank, however many processes each of them has (``_assign_worker_ranks`` in torch's
 ``distributed/elastic/agent/server/api.py``), so that node n of the cluster file has the ranks that the plan counts
 there.
 """
 
+import secrets
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hetero.distributed.rendezvous_names import NODE_RANK, RENDEZVOUS
 from hetero.launch.hosts import NodeHost
+
+LOOPBACK = "127.0.0.1"
+"""Where the ranks of a single host meet."""
+
+FIRST_PORT, PORTS = 15_000, 15_000
+"""Where agents meet: below the ports that Linux gives away by itself (32768 on). A choice."""
 
 WIDTH = 110
 """Columns of a written line before it goes on in the next."""
@@ -23,7 +31,7 @@ class TorchrunOptions:
     torchrun: the command, a path if a shell does not find it.
     program: what ranks run, from the folder in which torchrun starts.
     flags: of the program.
-    address, port: where node 0 lets the others meet; no address for a single node, which then finds a port itself.
+    address, port: where node 0 lets the others meet; port 0 for a single node, which then finds one itself.
     environment: variables of the ranks by name; ``None`` stands for the value that the environment has where the line
         is run. Values may be secrets: no word of a line has one.
     numa_binding: torchrun's, ``None`` for none.
@@ -41,10 +49,10 @@ class TorchrunOptions:
 
     def words(self, host: NodeHost, *, num_nodes: int) -> list[str]:
         """The line of ``host``, word by word, without the variables."""
-        where = ["--standalone"]
-        if num_nodes > 1 or self.address:
-            where = ["--nnodes", str(num_nodes), "--node-rank", str(host.node)]
-            where += ["--master-addr", self.address, "--master-port", str(self.port)]
+        address = f"[{self.address}]" if ":" in self.address else self.address
+        where = ["--rdzv-backend", RENDEZVOUS, "--rdzv-endpoint", f"{address}:{self.port}"]
+        if num_nodes > 1:
+            where = ["--nnodes", str(num_nodes), *where, "--rdzv-conf", f"{NODE_RANK}={host.node}"]
         return [
             *(self.torchrun, *where, "--nproc-per-node", str(len(host.ranks))),
             *([] if self.numa_binding is None else ["--numa-binding", self.numa_binding]),
@@ -68,6 +76,11 @@ def shell_assignments(environment: Mapping[str, str | None], *, fix: str) -> lis
         f'{name}="${{{name}:?is not set: {fix}}}"' if value is None else f"{name}={shlex.quote(value)}"
         for name, value in environment.items()
     ]
+
+
+def drawn_port() -> int:
+    """Return a port that strangers cannot foresee, for agents on several hosts."""
+    return FIRST_PORT + secrets.randbelow(PORTS)
 
 
 def shell_text(words: Sequence[str], *, width: int = WIDTH, indent: str = "    ") -> str:

@@ -125,7 +125,9 @@ def test_a_small_model_of_its_architecture_trains(
     launching[launching.index("--run")] = "--print"
     assert main(launching[2:]) == 0
     said = capsys.readouterr().out
-    (line,) = (shlex.split(line) for line in said.replace("\\\n", " ").splitlines() if "torchrun --standalone" in line)
+    (line,) = (
+        shlex.split(line) for line in said.replace("\\\n", " ").splitlines() if "torchrun --rdzv-backend" in line
+    )
     program = next(word for word in line if word.endswith("pretrain_gpt.py"))
     run = forked(load(Plan, tmp_path / "plan.json").world_size, line[line.index(program) + 1 :])
     assert run.returncode == 0, run.stderr

@@ -110,7 +110,8 @@ def test_links_inside_a_node(overrides: dict[str, object], gb_per_s: float, said
     (remark,) = [each for each in found.remarks if each.kind == "assumed"]
     assert remark.place == ("node_types", node_type.name, "inside_node")
     assert said in remark.text
-    assert remark.todo == "torchrun --standalone --nproc-per-node gpu -m hetero doctor"
+    alone = "--rdzv-backend hetero-static --rdzv-endpoint localhost:0"
+    assert remark.todo == f"torchrun {alone} --nproc-per-node gpu -m hetero doctor"
 
 
 def test_one_device_alone_has_no_links() -> None:

@@ -30,7 +30,7 @@ TORCHRUN = """#!/bin/sh
 # Says what it was told. The second node fails, unless all wait; the first waits until it is told to end.
 echo "torchrun $*"
 [ -z "$SUCCEEDS" ] || exit 0
-if [ "$4" = 0 ] || [ -n "$WAITS" ]; then
+if [ "$8" = node_rank=0 ] || [ -n "$WAITS" ]; then
     trap 'echo ended; exit 1' TERM
     touch "$BEGUN"
     echo waits
@@ -65,8 +65,10 @@ def test_lines_and_table_say_who_runs_where(tmp_path: Path, capsys: pytest.Captu
     assert launched(plan, "--hosts", "fast=a", "slow=b") == 0
     said = capsys.readouterr().out
     first, second = lines_of(said)
-    assert first[:9] == shlex.split("torchrun --nnodes 2 --node-rank 0 --master-addr a --master-port 29500")
-    assert second[4] == "1"
+    assert first[:6] == shlex.split("torchrun --nnodes 2 --rdzv-backend hetero-static --rdzv-endpoint")
+    assert re.fullmatch(r"a:(1[5-9]|2\d)\d{3}", first[6])
+    assert second[:7] == first[:7]
+    assert [words[7:9] for words in (first, second)] == [["--rdzv-conf", f"node_rank={node}"] for node in (0, 1)]
     assert [words[words.index("--nproc-per-node") + 1] for words in (first, second)] == ["2", "1"]
     assert first[first.index("pretrain_gpt.py") + 1 :][:4] == ["--hetero-plan", plan, "--num-layers", "6"]
     assert first[-len(OWN_FLAGS) :] == OWN_FLAGS
@@ -82,7 +84,7 @@ def test_a_hostfile_names_the_hosts(tmp_path: Path, capsys: pytest.CaptureFixtur
     said = capsys.readouterr().out
     assert "made up" not in said
     first, _ = lines_of(said)
-    assert first[:7] == shlex.split("torchrun --nnodes 2 --node-rank 0 --master-addr a")
+    assert first[6].startswith("a:")
     (tmp_path / "hostfile").write_text("b slots=1\na slots=2\n")
     assert "line 1: b has 1 slots, the plan has 2 x cpu on node 0 (fast)" in refused(
         capsys, written(tmp_path), "--hostfile", str(tmp_path / "hostfile")
@@ -205,7 +207,7 @@ def test_inside_an_allocation_slurms_nodes_are_shown_and_its_step_runs(
     said = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
     assert said.endswith("\nof-this-test from here\n")
     assert "its line has a value" not in said
-    assert said.startswith("address-of-big:15007 --kill-on-bad-exit=1 --het-group=0 --ntasks=1")
+    assert re.match(r"address-of-big:(1[5-9]|2\d)\d{3} --kill-on-bad-exit=1 --het-group=0 --ntasks=1", said)
     assert " node 2  torchrun pretrain_gpt.py --hetero-plan " in said
     assert launched(plan, "--hosts", "a,b") == 0, "hosts that are named count"
     monkeypatch.setenv("SLURM_HET_SIZE", "1")
@@ -285,8 +287,9 @@ def test_all_hosts_run_over_ssh_to_their_end(
     monkeypatch.setenv("SUCCEEDS", "yes")
     assert hosts.run("me@far", "localhost") == 0
     said = capsys.readouterr().out
-    assert "me@far: torchrun --nnodes 2 --node-rank 0 --master-addr far" in said
-    assert "localhost: torchrun --nnodes 2 --node-rank 1 --master-addr far" in said
+    for host, node in (("me@far", 0), ("localhost", 1)):
+        meeting = rf"--nnodes 2 --rdzv-backend hetero-static --rdzv-endpoint far:\d+ --rdzv-conf node_rank={node}"
+        assert re.search(f"{host}: torchrun {meeting} ", said)
     assert sorted(path.name for path in (hosts.folder / "logs").iterdir()) == ["localhost.log", "me@far.log"]
 
 
@@ -326,7 +329,7 @@ def test_a_host_that_fails_ends_the_others_and_is_told_with_its_log(
     assert hosts.run("far", "other") == 2
     said = capsys.readouterr()
     assert "host other (node 1, slow) has ended with exit code 3, after which the other was told to end" in said.err
-    assert "; the last lines of logs/other.log:\n    torchrun --nnodes 2 --node-rank 1 " in said.err
+    assert "; the last lines of logs/other.log:\n    torchrun --nnodes 2 --rdzv-backend hetero-static " in said.err
     assert said.err.endswith("\n    RuntimeError: no memory left\n")
     assert (hosts.folder / "logs" / "far.log").read_text().splitlines()[-1] == "ended"
 

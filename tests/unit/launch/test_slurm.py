@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -123,9 +124,11 @@ def test_ranks_are_bound_where_the_cluster_file_knows_processors(
         check=True,
         env={"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "box0", "PATH": str(tmp_path)},
     )
-    head, _, tail = done.stdout.partition(" --master-addr here --master-port 15007 ")
-    assert head.split() == ["--nnodes", "1", "--node-rank", "0", "--nproc-per-node", "1", *expected.split()]
-    assert tail.startswith("--log-dir launch-logs/7/box0 --tee 3 pretrain_gpt.py --hetero-plan plan.json")
+    head, _, tail = re.split(r" (--rdzv-backend hetero-static --rdzv-endpoint here:[12]\d{4}) ", done.stdout)
+    assert head.split() == ["--nnodes", "1", "--nproc-per-node", "1", *expected.split()]
+    assert tail.startswith(
+        "--rdzv-conf node_rank=0 --log-dir launch-logs/7/box0 --tee 3 pretrain_gpt.py --hetero-plan plan.json"
+    )
     said = "hetero: box0: ranks are not bound to the processors near their GPU: no numactl\n"
     assert done.stderr == (said if device != "cpu" and not numactl and binding is None else "")
 
