@@ -8,7 +8,7 @@ from itertools import combinations_with_replacement
 from hetero.discovery.described import DescribedCluster, Remark
 from hetero.discovery.facts import Node
 from hetero.discovery.links import AssumedLink, Network, between_link, gb_per_s, inside_link, network_of
-from hetero.distributed.rendezvous_names import RENDEZVOUS
+from hetero.distributed.rendezvous_names import NODE_RANK, RENDEZVOUS
 from hetero.errors import ConfigError
 from hetero.spec.cluster import ClusterSpec, Links, NodePair, NodeType
 from hetero.spec.devices import DeviceType, is_short_of_memory
@@ -290,9 +290,8 @@ def _measuring(cluster: ClusterSpec) -> str:
     num_nodes = sum(node_type.count for node_type in cluster.node_types)
     has_gpus = all(cluster.device_types.of(node_type.device).cuda_name for node_type in cluster.node_types)
     ranks = "gpu" if has_gpus else max(node_type.gpus_per_node for node_type in cluster.node_types)
-    where = (
-        f"--rdzv-backend {RENDEZVOUS} --rdzv-endpoint localhost:0"
-        if num_nodes == 1
-        else f"--nnodes {num_nodes} --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500"
-    )
+    where = f"--rdzv-backend {RENDEZVOUS} --rdzv-endpoint localhost:0"
+    if num_nodes > 1:
+        endpoint = f"--rdzv-endpoint FIRST_NODE:PORT --rdzv-conf {NODE_RANK}=NODE"
+        where = f"--nnodes {num_nodes} --rdzv-backend {RENDEZVOUS} {endpoint}"
     return f"torchrun {where} --nproc-per-node {ranks} -m hetero doctor"
