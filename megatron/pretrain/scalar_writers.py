@@ -8,7 +8,9 @@ import dataclasses
 import os
 import re
 import socket
+import socketserver
 import sys
+import threading
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -24,6 +26,9 @@ from megatron.pretrain.cli.logging_config import ScalarsConfig
 if TYPE_CHECKING:
     from prometheus_client import Gauge
     from torch.utils.tensorboard import SummaryWriter
+
+_MAX_SCRAPES, _SCRAPE_S = 16, 10.0
+"""Connections to the port of figures at once, and seconds for which one may be silent; a Prometheus holds one."""
 
 Scalars = Mapping[str, float]
 """Figures by name."""
@@ -153,6 +158,26 @@ class _WandB:
         wandb.teardown()
 
 
+def _limit_connections(server: socketserver.BaseServer) -> None:
+    """Hold few connections at once and none for long: each takes a thread and a descriptor of rank 0."""
+    free = threading.BoundedSemaphore(_MAX_SCRAPES)
+    handler: Any = server.RequestHandlerClass
+
+    class Handler(handler):  # type: ignore[misc]  # of prometheus-client, which is optional
+        timeout = _SCRAPE_S
+
+        def __init__(self, *arguments: Any) -> None:
+            try:
+                super().__init__(*arguments)
+            finally:
+                free.release()
+
+    server.RequestHandlerClass = Handler
+    # One that is refused is closed at once.
+    hooked: Any = server
+    hooked.verify_request = lambda request, client_address: free.acquire(blocking=False)
+
+
 class _Prometheus:
     """Answers with the newest figures: ``hetero_mfu{of="A100-80"}``."""
 
@@ -168,6 +193,7 @@ class _Prometheus:
             )
         except OSError as error:
             raise _no_port(config, error) from None
+        _limit_connections(self._server)
 
     def write(self, scalars: Scalars, step: int) -> None:
         for name, value in {**scalars, "step": step}.items():

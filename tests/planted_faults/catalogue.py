@@ -7,6 +7,7 @@ from tests.planted_faults.peer_limit_faults import PEER_LIMIT_FAULTS
 from tests.planted_faults.plan_faults import PLAN_FAULTS
 from tests.planted_faults.price_faults import PRICE_FAULTS
 from tests.planted_faults.printable_faults import PRINTABLE_FAULTS
+from tests.planted_faults.rendezvous_faults import RENDEZVOUS_FAULTS
 from tests.planted_faults.runtime_faults import RUNTIME_FAULTS
 from tests.planted_faults.secret_faults import SECRET_FAULTS
 from tests.planted_faults.tls_faults import TLS_FAULTS
@@ -24,4 +25,5 @@ FAULTS = (
     *FOLDER_FAULTS,
     *SECRET_FAULTS,
     *TLS_FAULTS,
+    *RENDEZVOUS_FAULTS,
 )

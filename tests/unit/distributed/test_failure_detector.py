@@ -8,6 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from hetero.distributed.failure_detector import FailureDetector, FailureDetectorOptions
+from hetero.distributed.rendezvous_store import ALL_CONNECTED
 
 OPTIONS = FailureDetectorOptions(beat_s=0.5, lost_after_s=3.0, roll_call_s=0.0)
 LAST_SIGN = 5
@@ -104,3 +105,11 @@ def test_an_answer_that_cannot_be_read_accuses_none(detector: FailureDetector) -
         "every rank still answers and waits for others: look at the network between them",
         "timed out",
     ]
+
+
+def test_rank_0_alone_says_that_the_store_may_close() -> None:
+    store = dist.HashStore()
+    FailureDetector(store, rank=1, world_size=2, options=OPTIONS).close_store()
+    assert not store.check([ALL_CONNECTED])
+    FailureDetector(store, rank=0, world_size=2, options=OPTIONS).close_store()
+    assert store.check([ALL_CONNECTED])

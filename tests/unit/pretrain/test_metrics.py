@@ -15,7 +15,7 @@ from hetero.cost.model_flops import DeviceWork, Products
 from hetero.errors import ConfigError
 from hetero.plan.batch_sizes import BatchRampup, BatchSizes
 from hetero.runtime.optimizer import StepResult
-from megatron.pretrain import metrics
+from megatron.pretrain import metrics, scalar_writers
 from megatron.pretrain.metrics import Metrics, ReportedRun
 from megatron.pretrain.scalar_writers import check_writers, open_writers, settings_of
 from tests.helpers.flags import parse
@@ -166,6 +166,21 @@ def test_prometheus_gets_the_newest_figures(clock: Clock) -> None:
     assert re.search(r'^hetero_step\{of=""\} 2\.0$', text, re.M)
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10)
+
+
+def test_connections_that_say_nothing_are_few_and_end(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scalar_writers, "_MAX_SCRAPES", 2)
+    monkeypatch.setattr(scalar_writers, "_SCRAPE_S", 0.5)
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+    config = parse(f"--hetero-metrics-port {port}")
+    with Metrics(RUN, config.logging, config.scalars, open_writers(config.scalars, settings={})):
+        idle = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(3)]
+        # The third at once, the others when they have said nothing for their time.
+        for connection in reversed(idle):
+            assert connection.recv(1) == b""
+            connection.close()
+        assert urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).status == 200
 
 
 def test_a_port_that_is_taken_is_told_before_training() -> None:
