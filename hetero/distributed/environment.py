@@ -4,7 +4,7 @@ They are read once, while libraries are loaded or the driver starts, so an entry
 :func:`set_cuda_environment` before anybody imports torch. ``docs/install.md`` has the sources.
 """
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 
 from hetero.listening import is_loopback
@@ -89,9 +89,7 @@ def set_one_host_environment(environment: MutableMapping[str, str]) -> None:
     gloo and NCCL read them at their first group.
     """
     if is_on_one_host(environment) or is_loopback(environment.get("MASTER_ADDR", "")):
-        for default in ONE_HOST_DEFAULTS:
-            if default.given(environment) is None:
-                environment[default.name] = default.value
+        _set_defaults(environment, ONE_HOST_DEFAULTS)
 
 
 def set_cuda_environment(environment: MutableMapping[str, str], *, shares_devices: bool = False) -> None:
@@ -102,7 +100,11 @@ def set_cuda_environment(environment: MutableMapping[str, str], *, shares_device
     Args:
         shares_devices: set those of :data:`SHARED_DEVICE_DEFAULTS` too. NCCL reads them at its first group.
     """
-    for default in CUDA_DEFAULTS + SHARED_DEVICE_DEFAULTS * shares_devices:
+    _set_defaults(environment, CUDA_DEFAULTS + SHARED_DEVICE_DEFAULTS * shares_devices)
+
+
+def _set_defaults(environment: MutableMapping[str, str], defaults: Iterable[EnvironmentDefault]) -> None:
+    for default in defaults:
         if default.given(environment) is None:
             environment[default.name] = default.value
 
