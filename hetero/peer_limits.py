@@ -39,6 +39,12 @@ MAX_ANSWER_BYTES = 256 * 2**20
 MAX_REPORT_BYTES = 2**16
 """Of a datagram with which a rank reports to its agent; the longest has an error of 2,000 characters."""
 
+MAX_SCRAPES = 16
+"""Connections to the port of figures (``--hetero-metrics-port``) at once; a Prometheus holds one."""
+
+SCRAPE_WITHIN_S = 10.0
+"""Seconds for which one of them may be silent."""
+
 ERRORS_PER_MINUTE = 20
 """Errors of connections and background tasks that a process logs, each with its traceback; the rest is counted."""
 

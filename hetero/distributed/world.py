@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from hetero.distributed.closed_listeners import closed_when_connected
 from hetero.distributed.environment import set_one_host_environment
+from hetero.peer_limits import raise_descriptor_limit
 
 
 def join_world(backend: str, store: dist.Store, *, rank: int, world_size: int, timeout: datetime.timedelta) -> None:
@@ -15,5 +16,7 @@ def join_world(backend: str, store: dist.Store, *, rank: int, world_size: int, t
     gloo takes no connection once all ranks are connected. Ranks that are all on this host meet on loopback.
     """
     set_one_host_environment(os.environ)
+    # Connections that strangers make while a group is being made cost descriptors.
+    raise_descriptor_limit()
     with closed_when_connected():
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)

@@ -16,6 +16,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hetero import peer_limits
 from hetero.errors import ConfigError
 from hetero.extras import require
 from hetero.output_files import make_folder
@@ -26,9 +27,6 @@ from megatron.pretrain.cli.logging_config import ScalarsConfig
 if TYPE_CHECKING:
     from prometheus_client import Gauge
     from torch.utils.tensorboard import SummaryWriter
-
-_MAX_SCRAPES, _SCRAPE_S = 16, 10.0
-"""Connections to the port of figures at once, and seconds for which one may be silent; a Prometheus holds one."""
 
 Scalars = Mapping[str, float]
 """Figures by name."""
@@ -160,11 +158,11 @@ class _WandB:
 
 def _limit_connections(server: socketserver.BaseServer) -> None:
     """Hold few connections at once and none for long: each takes a thread and a descriptor of rank 0."""
-    free = threading.BoundedSemaphore(_MAX_SCRAPES)
+    free = threading.BoundedSemaphore(peer_limits.MAX_SCRAPES)
     handler: Any = server.RequestHandlerClass
 
     class Handler(handler):  # type: ignore[misc]  # of prometheus-client, which is optional
-        timeout = _SCRAPE_S
+        timeout = peer_limits.SCRAPE_WITHIN_S
 
         def __init__(self, *arguments: Any) -> None:
             try:

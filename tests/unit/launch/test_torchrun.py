@@ -44,10 +44,11 @@ def test_ports_are_drawn_below_those_that_the_kernel_gives_away() -> None:
 
 def test_a_shell_assigns_variables_and_ends_where_a_value_is_missing() -> None:
     options = TorchrunOptions(
-        torchrun="sh", program="-c", flags=('echo "$A $B"',), address="", port=0, environment={"A": "b c'", "B": None}
+        torchrun="sh", program="-c", flags=('echo "$A $B"',), address="a", port=0, environment={"A": "b c'", "B": None}
     )
     (host,) = invented_hosts(ClusterSpec(node_types=CLUSTER.node_types[:1]))
-    line = options.shell_line(host, num_nodes=1).replace("--standalone --nproc-per-node 2 ", "")
+    meeting = "--rdzv-backend hetero-static --rdzv-endpoint a:0 --nproc-per-node 2 "
+    line = options.shell_line(host, num_nodes=1).replace(meeting, "")
     for given, said in (({"B": "d\ne"}, (0, "b c' d\ne\n", "")), ({}, (2, "", "set it in this shell first"))):
         done = subprocess.run(
             ["sh", "-c", line], env={"PATH": os.environ["PATH"], **given}, capture_output=True, text=True, check=False

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from hetero import peer_limits
 from hetero.cost.model_flops import DeviceWork, Products
 from hetero.errors import ConfigError
 from hetero.plan.batch_sizes import BatchRampup, BatchSizes
 from hetero.runtime.optimizer import StepResult
-from megatron.pretrain import metrics, scalar_writers
+from megatron.pretrain import metrics
 from megatron.pretrain.metrics import Metrics, ReportedRun
 from megatron.pretrain.scalar_writers import check_writers, open_writers, settings_of
 from tests.helpers.flags import parse
@@ -169,8 +170,8 @@ def test_prometheus_gets_the_newest_figures(clock: Clock) -> None:
 
 
 def test_connections_that_say_nothing_are_few_and_end(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scalar_writers, "_MAX_SCRAPES", 2)
-    monkeypatch.setattr(scalar_writers, "_SCRAPE_S", 0.5)
+    monkeypatch.setattr(peer_limits, "MAX_SCRAPES", 2)
+    monkeypatch.setattr(peer_limits, "SCRAPE_WITHIN_S", 0.5)
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         port = server.getsockname()[1]
     config = parse(f"--hetero-metrics-port {port}")
