@@ -74,7 +74,7 @@ def test_the_planner_works(tmp_path: Path) -> None:
         "\n0F0 ",
         "\ncompute  0F0 ",
         "s per step",
-        "--node-rank 2",
+        "--rdzv-conf node_rank=2",
         "links.json: ",
     ):
         assert said in done.stdout
