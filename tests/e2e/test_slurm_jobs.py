@@ -299,7 +299,9 @@ def test_ranks_meet_where_rank_0_is_under_a_placement_of_the_users(slurm: SlurmC
     The step of a plan goes without it, so that node n of the plan is node n of the list. Tasks of a step of the user's
     own, such as those of ``hetero discover``, meet where Slurm says that task 0 is.
     """
-    (tmp_path / "torchrun").write_text('#!/bin/bash\necho "TORCHRUN $SLURMD_NODENAME $4 $RENDEZVOUS_NODE"\n')
+    (tmp_path / "torchrun").write_text(
+        '#!/bin/bash\necho "TORCHRUN $SLURMD_NODENAME ${10#node_rank=} $RENDEZVOUS_NODE"\n'
+    )
     (tmp_path / "torchrun").chmod(0o755)
     (tmp_path / "hostfile").write_text("slow1\nfast1\n")
     script = tmp_path / "job.sbatch"
