@@ -190,6 +190,31 @@ def test_flags_are_looked_up(flag: str, exists: bool) -> None:
     assert (flag in known_flags()) is exists
 
 
+def surfaces() -> list[list[str]]:
+    """The cells of each row of the table of surfaces."""
+    _, _, rest = (ROOT / "docs/security.md").read_text(encoding="utf-8").partition("| surface |")
+    return [row.strip("| ").split(" | ") for row in rest.splitlines()[2:] if row.startswith("| ")]
+
+
+def test_the_table_of_surfaces_is_read() -> None:
+    assert len(surfaces()) > 20
+    assert {len(row) for row in surfaces()} == {4}
+
+
+@pytest.mark.parametrize("row", surfaces(), ids=lambda row: row[0])
+def test_a_test_holds_each_surface(row: list[str]) -> None:
+    """The last cell names tests as pytest does, and each of them is there."""
+    named = re.findall(r"`(tests/[\w/]+\.py)((?:::\w+)*)`", row[-1])
+    assert named
+    missing = [
+        f"{path}::{each}"
+        for path, names in named
+        for each in names.split("::")[1:]
+        if not re.search(rf"(?:def|class) {each}\b", (ROOT / path).read_text(encoding="utf-8"))
+    ]
+    assert missing == []
+
+
 @pytest.fixture
 def first_change() -> str:
     """The section of CONTRIBUTING.md."""

@@ -20,6 +20,7 @@ ELSEWHERE = {
     "pages.md": DOCS / "README.md",
     "contributing.md": ROOT / "CONTRIBUTING.md",
     "changelog.md": ROOT / "CHANGELOG.md",
+    "vulnerabilities.md": ROOT / "SECURITY.md",
 }
 """Pages of the site whose files have another name or place."""
 

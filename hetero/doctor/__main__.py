@@ -46,6 +46,8 @@ def _diagnosed(args: argparse.Namespace, given: Mapping[str, str]) -> int:
     is_launched = given.get("WORLD_SIZE", "1") != "1"
     if args.share_devices and not is_launched:
         raise ConfigError("--share-devices has no effect in one process: launch hetero doctor with torchrun")
+    if args.job_findings is not None and is_launched:
+        raise ConfigError("--etcd has no effect under torchrun: look at the job with hetero doctor in one process")
     plan = _plan(args, is_launched=is_launched)
     torch, torch_error = torch_facts_or_error()
     facts = host_facts(given, torch, torch_error=torch_error)
@@ -64,7 +66,8 @@ def _diagnoses(
 ) -> Iterator[Diagnosis]:
     """Of this host, or on rank 0 of a launch those of all hosts; without torch a rank can speak for its host alone."""
     if not is_launched or facts.torch is None:
-        yield Diagnosis(hosts=(facts,), findings=check_host(facts))
+        of_job = () if args.job_findings is None else load(Diagnosis, args.job_findings).findings
+        yield Diagnosis(hosts=(facts,), findings=(*check_host(facts), *of_job))
         return
     from hetero.doctor.launch import look_together
 

@@ -94,6 +94,7 @@ class HostFacts:
     environment: the variables that CUDA, NCCL, torch and torchrun read.
     locked_memory_bytes: most that a process may pin, ``None`` without a limit; ``open_files`` likewise.
     shared_memory_bytes: size of /dev/shm, ``None`` if there is none.
+    store_addresses: on which something listens at MASTER_PORT here: the launch's store, on the host that has it.
     numa_nodes: of the host; ``cpus`` are those that this process may run on, of ``all_cpus``.
     """
 
@@ -121,6 +122,7 @@ class HostFacts:
     all_cpus: int = 1
     interfaces: tuple[NetworkInterface, ...] = ()
     infiniband: tuple[InfinibandPort, ...] = ()
+    store_addresses: tuple[str, ...] = ()
 
     @property
     def gpus(self) -> tuple[GpuFacts, ...]:

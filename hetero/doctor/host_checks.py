@@ -11,6 +11,7 @@ from hetero.distributed.kernel_architectures import has_kernels
 from hetero.doctor.facts import GpuFacts, HostFacts, NetworkInterface
 from hetero.doctor.findings import Finding, Severity
 from hetero.doctor.installed_files import MEGATRON, OWN, reinstall_megatron_core
+from hetero.doctor.listening_checks import check_listening
 from hetero.extras import pip_install
 from hetero.spec.devices import is_short_of_memory
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
@@ -378,6 +379,7 @@ HOST_CHECKS: tuple[Callable[[HostFacts], Iterator[Finding]], ...] = (
     check_limits,
     check_numa,
     check_network,
+    check_listening,
 )
 
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import fcntl
+import ipaddress
 import os
 import platform
 import re
@@ -58,6 +59,9 @@ _SIOCGIFADDR, _SIOCGIFFLAGS = 0x8915, 0x8913
 _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
 """Of Linux's ``netdevice(7)``."""
 
+_TCP_LISTEN = "0A"
+"""A state in ``/proc/net/tcp``, of ``proc(5)``."""
+
 
 def host_facts(
     environment: Mapping[str, str], torch: TorchFacts | None, *, torch_error: str | None = None
@@ -93,6 +97,7 @@ def host_facts(
         all_cpus=os.cpu_count() or 1,
         interfaces=tuple(_interfaces()),
         infiniband=infiniband_ports(),
+        store_addresses=listening_addresses(environment.get("MASTER_PORT", "")),
     )
 
 
@@ -179,3 +184,25 @@ def infiniband_ports(root: Path = Path("/")) -> tuple[InfinibandPort, ...]:
         )
         for port in sorted((root / "sys/class/infiniband").glob("*/ports/*"))
     )
+
+
+def listening_addresses(port: str, *, root: Path = Path("/")) -> tuple[str, ...]:
+    """The addresses of this host on which something waits for connections at a TCP port, in its network namespace.
+
+    Args:
+        port: a number; there is none at anything else.
+        root: where ``proc`` is.
+    """
+    found: set[str] = set()
+    if not port.isdecimal():
+        return ()
+    for name in ("tcp", "tcp6"):
+        for line in (kernel_text(root / "proc/net" / name) or "").splitlines()[1:]:
+            _, local, _, state, *_ = line.split()
+            address, _, number = local.partition(":")
+            if state == _TCP_LISTEN and int(number, 16) == int(port):
+                # The kernel writes words of four bytes as the processor holds them.
+                words = struct.iter_unpack("=I", bytes.fromhex(address))
+                whole = ipaddress.ip_address(b"".join(struct.pack(">I", word) for (word,) in words))
+                found.add(str(getattr(whole, "ipv4_mapped", None) or whole))
+    return tuple(sorted(found))

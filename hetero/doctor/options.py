@@ -18,6 +18,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help=f"under torchrun: measure links for so long, 0 for not at all (default: {LINK_SECONDS:g})",
     )
+    # Written by `hetero doctor --etcd`, which has looked at the job itself.
+    parser.add_argument("--job-findings", type=Path, help=argparse.SUPPRESS)
     parser.add_argument(
         "--share-devices",
         action="store_true",
@@ -31,4 +33,5 @@ def words_of(args: argparse.Namespace) -> list[str]:
         *(["--plan", str(args.plan)] if args.plan is not None else []),
         *("--link-seconds", str(args.link_seconds)),
         *(["--share-devices"] if args.share_devices else []),
+        *(["--job-findings", str(args.job_findings)] if args.job_findings is not None else []),
     ]

@@ -24,6 +24,7 @@ class EtcdServer:
     Args:
         host: to listen at; another one than loopback's is for network namespaces.
         tls: its certificate and key; clients have to show the same one.
+        asks_clients: with ``tls``; without, clients need not show a certificate.
         quota_bytes: of its data; beyond that it takes no writes.
         election_timeout_ms: after which a member without a leader wants to be one; no lease is shorter than that.
     """
@@ -34,11 +35,13 @@ class EtcdServer:
         *,
         host: str = "127.0.0.1",
         tls: tuple[Path, Path] | None = None,
+        asks_clients: bool = True,
         quota_bytes: int | None = None,
         election_timeout_ms: int | None = None,
     ) -> None:
         self._folder = folder
         self._tls = tls
+        self._asks_clients = asks_clients
         self._quota_bytes = quota_bytes
         self._election_timeout_ms = election_timeout_ms
         self._port, self._peer_port = free_ports(2)
@@ -67,9 +70,11 @@ class EtcdServer:
             options["election-timeout"] = str(self._election_timeout_ms)
         if self._tls is not None:
             certificate, key = map(str, self._tls)
-            options |= {"cert-file": certificate, "key-file": key, "trusted-ca-file": certificate}
+            options |= {"cert-file": certificate, "key-file": key}
+            # etcd asks clients for a certificate as soon as it is given an authority.
+            options |= {"trusted-ca-file": certificate} if self._asks_clients else {}
         words = [f"--{name}={value}" for name, value in options.items()]
-        words += ["--client-cert-auth"] * (self._tls is not None)
+        words += ["--client-cert-auth"] * (self._tls is not None and self._asks_clients)
         # Tests need no data after a power failure.
         self._process = subprocess.Popen(["etcd", *words, "--unsafe-no-fsync"], stderr=subprocess.DEVNULL)
         wait_until_it_answers(self.address, attempts=200, pause=lambda: time.sleep(0.05))

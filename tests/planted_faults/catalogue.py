@@ -2,6 +2,7 @@
 
 from tests.planted_faults.folder_faults import FOLDER_FAULTS
 from tests.planted_faults.gpu_faults import GPU_FAULTS
+from tests.planted_faults.network_faults import NETWORK_FAULTS
 from tests.planted_faults.offload_faults import OFFLOAD_FAULTS
 from tests.planted_faults.peer_limit_faults import PEER_LIMIT_FAULTS
 from tests.planted_faults.plan_faults import PLAN_FAULTS
@@ -26,4 +27,5 @@ FAULTS = (
     *SECRET_FAULTS,
     *TLS_FAULTS,
     *RENDEZVOUS_FAULTS,
+    *NETWORK_FAULTS,
 )
