@@ -7,6 +7,7 @@ import dataclasses
 import socket
 import ssl
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 from hetero.doctor.findings import Finding, Severity
@@ -18,6 +19,9 @@ from hetero.listening import is_loopback
 
 _ANSWER_WITHIN_S = 3.0
 """For a node to take a connection, and for its handshake."""
+
+_NODES_AT_ONCE = 32
+"""Nodes that are asked at the same time: one without TLS may take all of ``_ANSWER_WITHIN_S``."""
 
 _OWNS = "who reaches etcd owns the job: it reads the token of the copies and names the store to which ranks connect"
 
@@ -80,8 +84,9 @@ def check_copies(nodes: Collection[NodeInfo], job: str) -> Iterator[Finding]:
         yield _finding("ok", "copies", f"no node is in job {job}: nothing can be said of its copies")
         return
     judged: dict[tuple[Severity, str, str], list[str]] = {}
-    for node in nodes:
-        judged.setdefault(_copies_of(node), []).append(node.name)
+    with ThreadPoolExecutor(_NODES_AT_ONCE) as pool:
+        for node, verdict in zip(nodes, pool.map(_copies_of, nodes), strict=True):
+            judged.setdefault(verdict, []).append(node.name)
     for (severity, found, todo), names in judged.items():
         yield _finding(severity, "copies", f"{found}: {_listed(names)}", todo)
 
@@ -120,7 +125,8 @@ def _speaks_tls(host: str, port: int) -> bool:
         except ssl.SSLError as error:
             # An alert is TLS too: of a server that asks for a certificate of the client's.
             return "ALERT" in (error.reason or "")
-        except ConnectionError:
+        except (ConnectionError, TimeoutError):
+            # A server without TLS takes the handshake for a request, and may wait for its end.
             return False
 
 
