@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from hetero.commands.child import run_in_child
-from hetero.commands.elastic import add_job_options, etcd_address
+from hetero.commands.elastic import add_job_options
+from hetero.commands.elastic_tls import etcd_address
 from hetero.doctor.findings import Diagnosis
 from hetero.doctor.options import add_options, words_of
 from hetero.extras import require
