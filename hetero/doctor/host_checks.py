@@ -5,6 +5,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from packaging.version import Version
+
 from hetero.data.tried_versions import shipped_versions
 from hetero.distributed.environment import CUDA_DEFAULTS
 from hetero.distributed.kernel_architectures import has_kernels
@@ -17,7 +19,7 @@ from hetero.spec.devices import is_short_of_memory
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from hetero.units import GIB, MIB
 
-OLDEST_PYTHON = (3, 11)
+OLDEST_PYTHON = (3, 11, 1)
 
 TURING = (7, 5)
 """The oldest compute capability that CUDA 13 has."""
@@ -48,11 +50,12 @@ def check_system(facts: HostFacts) -> Iterator[Finding]:
         facts.os,
         problem=None if on_linux else "NCCL and gloo's failure detection are used on Linux only; train there",
     )
-    version = tuple(int(part) for part in facts.python.split(".")[:2])
     yield _finding(
         "Python",
         facts.python,
-        problem=None if version >= OLDEST_PYTHON else "install Python 3.11 or newer and make the environment with it",
+        problem=None
+        if Version(facts.python).release >= OLDEST_PYTHON
+        else f"install Python {'.'.join(map(str, OLDEST_PYTHON))} or newer and make the environment with it",
     )
 
 

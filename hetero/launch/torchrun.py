@@ -6,6 +6,7 @@ those of the agents with a lower node rank, however many processes each of them 
 there.
 """
 
+import hashlib
 import secrets
 import shlex
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 
 from hetero.distributed.rendezvous_names import NODE_RANK, RENDEZVOUS
 from hetero.launch.hosts import NodeHost
+from hetero.plan.ir import Plan
+from hetero.serialization import to_json
 
 LOOPBACK = "127.0.0.1"
 """Where the ranks of a single host meet."""
@@ -81,6 +84,12 @@ def shell_assignments(environment: Mapping[str, str | None], *, fix: str) -> lis
 def drawn_port() -> int:
     """Return a port that strangers cannot foresee, for agents on several hosts."""
     return FIRST_PORT + secrets.randbelow(PORTS)
+
+
+def port_of_plan(plan: Plan) -> int:
+    """Return a port that strangers cannot foresee and that is the same whenever it is asked for, as pages need it."""
+    digest = hashlib.sha256(to_json(plan).encode()).digest()
+    return FIRST_PORT + int.from_bytes(digest[:8], "big") % PORTS
 
 
 def shell_text(words: Sequence[str], *, width: int = WIDTH, indent: str = "    ") -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hetero.launch.hosts import invented_hosts
 from hetero.launch.planned_flags import LEFT_TO_THE_USER, launch_flags, planned_flags
-from hetero.launch.torchrun import TorchrunOptions, shell_text
+from hetero.launch.torchrun import TorchrunOptions, port_of_plan, shell_text
 from hetero.plan.ir import Plan
 from hetero.report.tables.launch import RankRow, rank_rows
 from hetero.spec.cluster import ClusterSpec
@@ -16,9 +16,6 @@ MOST_HOSTS = 64
 
 UNWRITTEN_PLAN = Path("plan.json")
 """What the lines call a plan that no file has."""
-
-PORT = 29_500
-"""torchrun's own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +41,7 @@ def launch_lines(plan: Plan, cluster: ClusterSpec, file: Path | None) -> LaunchL
     path = UNWRITTEN_PLAN if file is None else file
     hosts = invented_hosts(cluster)
     flags = launch_flags(planned_flags(plan, path), ())
-    options = TorchrunOptions(flags=flags, address=hosts[0].address, port=PORT)
+    options = TorchrunOptions(flags=flags, address=hosts[0].address, port=port_of_plan(plan))
     names = [
         f"{each.name}={','.join(host.name for host in hosts if host.node_type == each)}" for each in cluster.node_types
     ]

@@ -485,7 +485,7 @@ def test_programs_that_are_none(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_agent_warns_once_of_what_travels_in_plain_http(
     words: list[str], subjects: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetero.elastic.agent.run_agent", lambda _: 0)
+    monkeypatch.setattr("hetero.elastic.agent_process.run_agent", lambda _: 0)
     assert cli.main(["elastic", "agent", "--node-type", "b", *words, "--", "pretrain_gpt.py"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert len(said) == len(subjects)

@@ -35,6 +35,7 @@ NOT_OURS = {
     "mypy": "scripts/test.sh runs it",
     "py-spy": "another project's, for a hanging run",
     "python3": "makes the environment",
+    "read": "of the shell",
     "ruff": "scripts/test.sh runs it",
     "source": "of the shell",
 }

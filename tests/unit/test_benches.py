@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 NEED_TORCH = {
     *("bench_building", "bench_change", "bench_copies", "bench_emulation", "bench_etcd_requests", "bench_host_adamw"),
+    *("bench_idle_connections",),
     *("bench_offload", "bench_offload_account", "bench_recovery", "bench_spot_replay", "bench_token_ids"),
     *("bench_unequal_cpus", "bench_uniform"),
 }
