@@ -8,8 +8,9 @@ import socket
 from dataclasses import dataclass
 from typing import Literal
 
-_BACKLOG = 1024
-"""Connections that the kernel keeps until they are taken; Linux cuts it to ``net.core.somaxconn``."""
+_BACKLOG = 65_535
+"""Connections that the kernel keeps until they are accepted: Linux cuts the number to ``net.core.somaxconn``, 4,096 by
+default. A client that finds the queue full tries again after a second, so a burst of strangers has to fit in."""
 
 
 def is_loopback(host: str) -> bool:
