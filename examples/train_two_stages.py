@@ -1,6 +1,6 @@
 """Train two unequal stages by hand: six layers on rank 0, two on rank 1, and what a training run is made of.
 
-    torchrun --standalone --nproc-per-node 2 examples/train_two_stages.py
+    torchrun --rdzv-backend hetero-static --rdzv-endpoint localhost:0 --nproc-per-node 2 examples/train_two_stages.py
 
 Two CPU processes over gloo; needs the extra `train`. What pretrain_gpt.py adds: flags, data files, checkpoints,
 evaluation, and a failure detector that ends all ranks when one is lost.

@@ -1,4 +1,4 @@
-"""Checks that nobody but this user and root can have written a file or folder, as ssh does with its keys."""
+"""Checks that only this user or root can have written a file or folder, as ssh does with its keys."""
 
 import os
 import pwd

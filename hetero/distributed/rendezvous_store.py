@@ -1,4 +1,4 @@
-"""Serves the store that ranks meet over: on one address of this machine, and to nobody new once training begins.
+"""Serves the store that ranks meet over: on one address of this machine, closed to newcomers once training begins.
 
 torch's store knows no password. Who reaches it reads and writes its keys, and can end the ranks by that.
 """

@@ -1,4 +1,4 @@
-"""Writes what libraries log about errors to the standard error, so many a minute that no stranger can fill a disk.
+"""Writes what libraries log about errors to standard error, at a limited rate: no stranger can fill a disk with it.
 
 asyncio, aiohttp and urllib3 log an error per connection or request that goes wrong, with its traceback.
 """

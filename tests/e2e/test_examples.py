@@ -65,7 +65,7 @@ def test_a_plan_is_simulated_and_drawn(tmp_path: Path) -> None:
 @pytest.mark.dist
 def test_two_stages_are_trained() -> None:
     *torchrun, script = command_of("train_two_stages.py")
-    assert torchrun == ["torchrun", "--standalone", "--nproc-per-node", "2"]
+    assert torchrun[-2:] == ["--nproc-per-node", "2"]
     done = forked(2, [], script=script)
     assert done.returncode == 0, done.stderr
     said = done.stdout

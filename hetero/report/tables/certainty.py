@@ -6,13 +6,14 @@ from hetero.cost.measured_utilization import utilization_warnings
 from hetero.cost.model_flops import Products, Utilization, overall_mfu
 from hetero.cost.prediction_range import StepRange
 from hetero.cost.wanted_profile import WantedProfile
+from hetero.distributed.rendezvous_names import NODE_RANK, RENDEZVOUS
 from hetero.planner.certainty import Certainty, Measurement, Rival
 from hetero.report.plan_wording import range_of
 from hetero.units import TERA
 
 LINKS_COMMAND = (
-    "torchrun --nnodes NODES --node-rank RANK --nproc-per-node gpu --master-addr HOST --master-port 29500 "
-    "-m hetero doctor --link-seconds 60"
+    f"torchrun --nnodes NODES --rdzv-backend {RENDEZVOUS} --rdzv-endpoint FIRST_NODE:PORT --rdzv-conf {NODE_RANK}=NODE "
+    "--nproc-per-node gpu -m hetero doctor --link-seconds 60"
 )
 """What measures links, on every node."""
 
