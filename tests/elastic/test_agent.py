@@ -162,10 +162,11 @@ def test_an_agent_without_room_for_its_ranks_files_serves_on(
 ) -> None:
     """The next epoch's ranks cannot be started for a while; the copies stay where they are, and are gone on from."""
     with cluster(1, "--steps", 40, "--fail-at", 5, "--failures", 1) as nodes:
+        copies = tmp_path / "copies"
+        nodes.start_as("a", copies=copies)
+        nodes.wait_until(lambda s: s.epoch is not None)
         # Its name is taken by a folder: to this agent as good as a full disk.
-        (blocker := tmp_path / "copies" / "assignment_00000002.json").mkdir(parents=True)
-        (tmp_path / "copies" / "job.json").touch()
-        nodes.start_as("a", copies=blocker.parent)
+        (copies / "assignment_00000002.json").mkdir()
         assert nodes.wait_for_end() == {"a": 0}
         assert any("cannot be started" in event.detail for event in nodes.events("rank_failed"))
         assert nodes.events("epoch_made")[-1].step == 4
