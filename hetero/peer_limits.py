@@ -7,14 +7,14 @@ can take from a process of ours; the size of a copy is bounded by the plan, whic
 import resource
 
 MAX_STRANGERS = 256
-"""Connections without the token that a server keeps at once; the oldest that has said nothing makes room for the next.
+"""Connections without the token that a server keeps at once; the oldest that has said least makes room for the next.
 An honest peer shows the token with its first bytes, so only those count that are on their way. A quarter of 1,024
 descriptors, the smallest usual limit: :func:`max_peers` takes half, and a quarter is left for the process itself."""
 
 STRANGER_GRACE_S = 0.1
-"""Seconds that a stranger which has sent something gets at least, while others wait in the kernel's queue: round trips
-within a cluster for a TLS handshake and a head. A server takes ``MAX_STRANGERS / STRANGER_GRACE_S`` = 2,560 of them a
-second, and silent ones as fast as they come."""
+"""Seconds that a stranger whose bytes have come and were not read yet gets at least, while others wait in the kernel's
+queue: time for a look at them, and for the round trips of a TLS handshake. A server takes ``MAX_STRANGERS /
+STRANGER_GRACE_S`` = 2,560 of them a second; silent ones, and those with a part of a head, as fast as they come."""
 
 HEAD_WITHIN_S = 5.0
 """Seconds from the accepted connection to the end of a request's head with the token, TLS handshake included: a few

@@ -7,6 +7,7 @@ head to the server's own protocol, or answers 404 and nothing more. However many
 
 import asyncio
 import contextlib
+import enum
 import hmac
 import socket
 import ssl
@@ -71,8 +72,8 @@ class TokenGate:
     def _accept(self) -> None:
         for _ in range(_ACCEPTS_PER_TURN):
             leaves = self._next_to_leave()
-            # Who has sent something gets its moment; the kernel keeps those who wait.
-            if leaves is not None and leaves.has_spoken:
+            # What has come has to be looked at first; the kernel keeps those who wait.
+            if leaves is not None and leaves.progress is _Progress.ARRIVING:
                 wait_s = leaves.came_s + STRANGER_GRACE_S - self._loop.time()
                 if wait_s > 0:
                     self._pause(wait_s)
@@ -93,11 +94,13 @@ class TokenGate:
             self._strangers[_Stranger(connection, self)] = None
 
     def _next_to_leave(self) -> "_Stranger | None":
-        """Return who makes room for one more: the oldest silent one, else the oldest; ``None`` while there is room."""
+        """Return who makes room for one more; ``None`` while there is room.
+
+        It is the oldest that has sent nothing, else the oldest that has sent a part of a head: a peer sends it whole.
+        """
         if len(self._strangers) < MAX_STRANGERS:
             return None
-        silent = (stranger for stranger in self._strangers if not stranger.has_spoken)
-        return next(silent, None) or next(iter(self._strangers))
+        return min(self._strangers, key=lambda stranger: stranger.progress)
 
     def _pause(self, seconds: float) -> None:
         self._loop.remove_reader(self._listener)
@@ -125,17 +128,30 @@ class TokenGate:
             await self._loop.connect_accepted_socket(lambda: stranger, connection, ssl=self._tls)
 
 
+class _Progress(enum.IntEnum):
+    """How far the head of a stranger has come, in the order in which strangers make room.
+
+    SILENT: no byte has come.
+    INCOMPLETE: a part has been read; or it was refused, and its answer is on its way.
+    ARRIVING: bytes had come when it was accepted, and have not been read yet. Under TLS, a handshake may go on.
+    """
+
+    SILENT = 0
+    INCOMPLETE = 1
+    ARRIVING = 2
+
+
 class _Stranger(asyncio.Protocol):
     """A connection that has not shown the token.
 
     came_s: when it was accepted, on the loop's clock.
-    has_spoken: whether bytes of it have come; under TLS, whether some were there when it was accepted.
+    progress: how far its head has come.
     """
 
     def __init__(self, connection: socket.socket, gate: TokenGate) -> None:
         loop = asyncio.get_running_loop()
         self.came_s = loop.time()
-        self.has_spoken = _has_bytes(connection)
+        self.progress = _Progress.ARRIVING if _has_bytes(connection) else _Progress.SILENT
         self._connection = connection
         self._gate = gate
         self._transport: asyncio.Transport | None = None
@@ -165,7 +181,7 @@ class _Stranger(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Read on until the head has ended, and decide who that is."""
-        self.has_spoken = True
+        self.progress = _Progress.INCOMPLETE
         if self._is_refused:
             return
         self._head += data
