@@ -34,9 +34,32 @@ def test_a_folder_that_others_may_write_is_refused_by_name(name: str, temporary_
     given = temporary_folder / "given"
     environment = {name: str(given)}
     use_own_compiler_cache(environment)
-    given.mkdir()
     given.chmod(0o777)
     with pytest.raises(ConfigError, match=f"given: every user may write it .* or set {name} to a folder of your own"):
+        use_own_compiler_cache(environment)
+
+
+@pytest.mark.parametrize("name", ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"])
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o022])
+def test_a_folder_that_is_set_and_not_there_is_made_and_is_accepted_again(
+    name: str, umask: int, temporary_folder: Path
+) -> None:
+    """torch would make it as the umask says: with 002, the default of some systems, the next run would refuse it."""
+    given = temporary_folder / "above" / "given"
+    before = os.umask(umask)
+    try:
+        for _ in range(2):
+            use_own_compiler_cache({name: str(given)})
+            given.mkdir(exist_ok=True)
+    finally:
+        os.umask(before)
+    assert given.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_is_set_and_cannot_be_made_is_named(temporary_folder: Path) -> None:
+    (temporary_folder / "file").touch()
+    environment = {"TRITON_CACHE_DIR": str(temporary_folder / "file" / "given")}
+    with pytest.raises(ConfigError, match=r"given: the folder cannot be made: .*; set TRITON_CACHE_DIR to a folder of"):
         use_own_compiler_cache(environment)
 
 
