@@ -38,7 +38,7 @@ def check_own(path: Path, *, instead: str) -> None:
         who = "every user" if status.st_mode & stat.S_IWOTH else "its group"
         raise ConfigError(
             f"{path}: {who} may write it (mode {stat.S_IMODE(status.st_mode):04o}); "
-            f"remove that with chmod go-w if you trust what is there, or {instead}"
+            f"remove that with chmod -R go-w if you trust what is there, or {instead}"
         )
 
 

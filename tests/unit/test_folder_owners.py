@@ -78,7 +78,8 @@ def test_what_others_may_write(mode: int, who: str, tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(mode)
     with pytest.raises(
-        ConfigError, match=rf"cache: {who} may write it \(mode {mode:04o}\); remove that with chmod go-w .*name another"
+        ConfigError,
+        match=rf"cache: {who} may write it \(mode {mode:04o}\); remove that with chmod -R go-w .*name another",
     ):
         check_own(tmp_path / "cache", instead="name another")
 
