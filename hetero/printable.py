@@ -30,6 +30,11 @@ def printable_lines(text: str) -> str:
     return "".join(parts)
 
 
+def encodable(text: str) -> str:
+    """Return ``text`` with what UTF-8 cannot hold written as escapes, such as bytes of a path that are no UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def _shown(character: str) -> str:
     return character if character.isprintable() else repr(character)[1:-1]
 

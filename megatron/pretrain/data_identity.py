@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hetero.checkpoint.state import DataState
+from hetero.printable import encodable
 from megatron.pretrain.cli.training_config import DataConfig
 from megatron.pretrain.core_datasets import BlendedDataset
 from megatron.pretrain.corpus_index import read_index_header
@@ -34,7 +35,7 @@ def describe_data(config: DataConfig, dataset: SampleDataset, *, split: Split) -
         return DataState(order=_order_digest(dataset))
     own = {"train": config.train_data_path, "valid": config.valid_data_path, "test": config.test_data_path}
     return DataState(
-        paths=config.data_path or own[split],
+        paths=tuple(map(encodable, config.data_path or own[split])),
         split=config.split if config.data_path else "",
         content=_content_digest(blend.prefixes),
         order=_order_digest(dataset),

@@ -37,6 +37,14 @@ SECRET_FAULTS = (
         hints=("tests/unit/test_shown_secrets.py", "tests/unit/launch/test_command.py"),
     ),
     Fault(
+        name="credentials in front of a host without a scheme are shown",
+        kind="shown secret",
+        file="hetero/shown_secrets.py",
+        find="if any(pattern.search(url) for pattern in _SECRETS_OF_URL)",
+        replace="if any(pattern.search(url) for pattern in _SECRETS)",
+        hints=("tests/unit/test_shown_secrets.py",),
+    ),
+    Fault(
         name="a variable with a second line loses it on its way to a host",
         kind="wrong input",
         file="hetero/launch/ssh.py",

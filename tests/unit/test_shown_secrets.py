@@ -26,6 +26,10 @@ SECRETS = {
     f"az://c/run?sig={MARK}": "az://c/run?sig=***",
     f"https://host/#access_token={MARK}": "https://host/#access_token=***",
     f"https://host/?key={MARK}&api_key={MARK}": "https://host/?key=***&api_key=***",
+    f"https://host/?auth={MARK}&sas={MARK}&pass={MARK}": "https://host/?auth=***&sas=***&pass=***",
+    f"https://host/?X%2DAmz%2DSignature={MARK}": "https://host/?X%2DAmz%2DSignature=***",
+    f"https://host/?to=https%3A%2F%2Fh%2F%3Fa%3D1%26sig%3D{MARK}": "https://host/?to=https%3A%2F%2Fh%2F%3Fa%3D1%26sig%3D***",
+    rf"https://host/?a=1\u0026X-Amz-Signature={MARK}": r"https://host/?a=1\u0026X-Amz-Signature=***",
     f"https://host/?password={MARK};x=1": "https://host/?password=***;x=1",
 }
 
@@ -58,6 +62,19 @@ def test_credentials_are_masked_and_refused(url: str) -> None:
 def test_other_urls_stay_as_they_are(url: str) -> None:
     assert without_secrets(url) == url
     refuse_credentials(url, name="--etcd", instead="")
+
+
+@pytest.mark.parametrize(
+    "url", ["{}host:2379", "http:/{}host:2379", " {}host", "HTTP:///{}host", "http://a {}host:1", "s3:/{}bucket/run"]
+)
+def test_credentials_in_what_is_no_url_are_not_shown(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"--etcd .*\*\*\*@.*; take it out of the URL") as refused:
+        refuse_credentials(url.format(f"name:{MARK}@"), name="--etcd", instead="")
+    assert MARK not in str(refused.value)
+
+
+def test_bytes_of_a_path_that_are_no_utf_8_are_kept_as_escapes() -> None:
+    assert shown_command(["hetero", "plan", "m\udcff é.yaml"]) == r"hetero plan 'm\udcff é.yaml'"
 
 
 def test_a_command_is_kept_without_secrets_and_reads_the_same_in_a_shell() -> None:

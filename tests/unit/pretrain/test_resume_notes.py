@@ -91,6 +91,16 @@ def test_data_that_was_moved_is_the_same(corpora: list[str], tmp_path: Path) -> 
     ]
 
 
+def test_a_path_with_bytes_that_are_no_utf_8_can_be_read_again(corpora: list[str], tmp_path: Path) -> None:
+    odd = str(tmp_path / "corpus \udcff")
+    for end in (".bin", ".idx"):
+        shutil.copy(corpora[0] + end, odd + end)
+    saved = settings(odd)
+    assert saved.data["train"].paths[0].endswith(r"corpus \udcff")
+    save(saved, tmp_path / "settings.json")
+    assert load(RunSettings, tmp_path / "settings.json") == saved
+
+
 def test_another_split(corpora: list[str]) -> None:
     (said,) = notes(settings(corpora[0], split="90, 10, 0"), settings(corpora[0], split="80, 20, 0"))
     assert said.startswith("--split: 90, 10, 0 when step 4 was saved, 80, 20, 0 now: from now on samples are drawn")
