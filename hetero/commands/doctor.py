@@ -13,6 +13,9 @@ from hetero.doctor.options import add_options, words_of
 from hetero.extras import require
 from hetero.serialization import save
 
+_OF_ETCD = ("etcd", "certificates", "etcd_ca", "etcd_cert", "etcd_key")
+"""Flags of which each asks for a look at an elastic job; without ``--etcd`` at that of this machine."""
+
 
 def add_doctor(commands: Any) -> None:
     """Add the parser of ``hetero doctor``."""
@@ -22,16 +25,16 @@ def add_doctor(commands: Any) -> None:
         description=(
             "Check this host: versions, devices, limits, networks, sockets, variables; each line says what to do. All "
             "hosts of a cluster, and the links between them: torchrun --nproc-per-node 8 ... -m hetero doctor. With "
-            "--etcd, also who can reach the etcd and the copies of an elastic job."
+            "--etcd or --certificates, also who can reach the etcd and the copies of an elastic job."
         ),
     )
     add_options(parser)
     add_job_options(parser)
-    parser.set_defaults(run=_run, etcd=None)
+    parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
-    if args.etcd is None:
+    if all(getattr(args, name) is None for name in _OF_ETCD):
         return run_in_child("hetero.doctor", words_of(args), args)
     require("elastic", asked_by="hetero doctor --etcd")
     from hetero.elastic.job_network import check_job_network

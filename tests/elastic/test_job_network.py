@@ -117,6 +117,15 @@ def test_the_command(
     assert findings[-1]["found"] == "not reached from here: a"
 
 
+@pytest.mark.parametrize("flag", ["--certificates", "--etcd-ca"])
+def test_a_flag_of_etcd_alone_asks_for_the_job_too(
+    flag: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What is wrong with it is said, and no checklist without the job."""
+    assert main(["doctor", flag, str(tmp_path / "none")]) == 2
+    assert str(tmp_path / "none") in capfd.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.rotates(every=2, turn=1)
 def test_a_launch_does_not_look_at_a_job(
