@@ -5,8 +5,9 @@ the internet, are a warning: whoever reaches the store or gloo owns the run (doc
 """
 
 import ipaddress
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from hetero.distributed.environment import set_one_host_environment
 from hetero.doctor.facts import HostFacts, NetworkInterface
 from hetero.doctor.findings import Finding
 from hetero.listening import ALL_INTERFACES, LISTENING_SOCKETS, is_loopback
@@ -16,10 +17,14 @@ _CLOSED = "close its ports to all but the hosts of the run"
 
 def check_listening(facts: HostFacts) -> Iterator[Finding]:
     """Where the sockets of docs/network.md would listen on this host, in the order of the table."""
+    environment = dict(facts.environment)
+    if "WORLD_SIZE" in environment:
+        # As the ranks of this launch do when they join.
+        set_one_host_environment(environment)
     yield from _store(facts)
-    yield _gloo(facts)
+    yield _gloo(facts, environment)
     if facts.gpus:
-        yield _nccl(facts)
+        yield _nccl(facts, environment)
     inside = [row.name for row in LISTENING_SOCKETS if row.reach in ("loopback", "one user")]
     yield _fine("others", f"unless a flag says otherwise, on loopback or for this user alone: {', '.join(inside)}")
 
@@ -37,10 +42,17 @@ def _store(facts: HostFacts) -> Iterator[Finding]:
             yield _judged("store", found, [address], "meet on an address of a private network")
 
 
-def _gloo(facts: HostFacts) -> Finding:
+def _would_listen(name: str, environment: Mapping[str, str]) -> str:
+    """Return in which runs an answer holds: without a launch and the variable, runs on one host take loopback."""
+    is_known = environment.get(name) or "WORLD_SIZE" in environment
+    return "would listen" if is_known else "would listen, in a run over several hosts,"
+
+
+def _gloo(facts: HostFacts, environment: Mapping[str, str]) -> Finding:
     """Judge where ranks would connect over gloo: ``makeDeviceForHostname`` and ``...Interface`` of torch's c10d."""
     name = "GLOO_SOCKET_IFNAME"
-    names = [each for each in facts.environment.get(name, "").split(",") if each]
+    would_listen = _would_listen(name, environment)
+    names = [each for each in environment.get(name, "").split(",") if each]
     known = {each.name: each for each in facts.interfaces}
     if missing := [each for each in names if each not in known and each != "lo"]:
         return Finding(
@@ -51,18 +63,18 @@ def _gloo(facts: HostFacts) -> Finding:
         )
     if names:
         addresses = [known[each].address for each in names if each in known]
-        found = f"would listen on {', '.join(names)} ({name})"
+        found = f"{would_listen} on {', '.join(names)} ({name})"
         return _judged("gloo", found, addresses, f"set {name} to an interface of a private network")
-    found = f"would listen on the address of the host's name, {facts.address or 'loopback'}"
+    found = f"{would_listen} on the address of the host's name, {facts.address or 'loopback'}"
     return _judged("gloo", found, [facts.address], f"set {name} to an interface of a private network")
 
 
-def _nccl(facts: HostFacts) -> Finding:
+def _nccl(facts: HostFacts, environment: Mapping[str, str]) -> Finding:
     """Judge where NCCL would listen for its bootstrap, and for its data if it takes sockets."""
     name = "NCCL_SOCKET_IFNAME"
-    interfaces = _interfaces_of_nccl(facts.environment.get(name, ""), facts.interfaces)
-    said = f"({name})" if facts.environment.get(name) else f"({name} is not set)"
-    found = f"would listen on {', '.join(each.name for each in interfaces) or 'loopback'} {said}"
+    interfaces = _interfaces_of_nccl(environment.get(name, ""), facts.interfaces)
+    said = f"({name})" if environment.get(name) else f"({name} is not set)"
+    found = f"{_would_listen(name, environment)} on {', '.join(each.name for each in interfaces) or 'loopback'} {said}"
     addresses = [each.address for each in interfaces]
     return _judged("NCCL", found, addresses, f"set {name} to an interface of a private network")
 

@@ -9,7 +9,7 @@ from hetero.doctor.facts import NetworkInterface
 from hetero.doctor.findings import Finding
 from hetero.doctor.listening_checks import check_listening
 from hetero.listening import LISTENING_SOCKETS
-from tests.unit.doctor.samples import host
+from tests.unit.doctor.samples import host, rank_of
 
 ETH0 = NetworkInterface(name="eth0", address="10.0.0.1")
 IB0 = NetworkInterface(name="ib0", address="10.1.0.1")
@@ -46,7 +46,7 @@ def test_gloo(changes: dict[str, Any], severity: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("given", "severity", "says"),
     [
-        ("", "ok", "would listen on ib0 (NCCL_SOCKET_IFNAME is not set): every host of that network"),
+        ("", "ok", "would listen, in a run over several hosts, on ib0 (NCCL_SOCKET_IFNAME is not set): every host"),
         ("eth", "ok", "would listen on eth0 (NCCL_SOCKET_IFNAME)"),
         ("=eth", "ok", "would listen on loopback (NCCL_SOCKET_IFNAME)"),
         ("^ib,docker", "warning", "would listen on eth0, wan0 (NCCL_SOCKET_IFNAME): 8.8.8.8 is an address"),
@@ -57,6 +57,18 @@ def test_nccl(given: str, severity: str, says: str) -> None:
     found = finding("NCCL", environment={"NCCL_SOCKET_IFNAME": given})
     assert found.severity == severity
     assert says in found.found
+
+
+@pytest.mark.parametrize("name", ["gloo", "NCCL"])
+@pytest.mark.parametrize(
+    ("world_size", "says"), [(8, ": loopback alone"), (16, ": every host of that network reaches it")]
+)
+def test_ranks_of_one_host_listen_on_loopback(name: str, world_size: int, says: str) -> None:
+    """What :mod:`hetero.distributed.world` does when ranks join holds for what is said as well."""
+    launched = rank_of(host(), 0, world_size=world_size, local_world_size=8)
+    found = finding(name, environment=launched.environment)
+    assert found.severity == "ok"
+    assert found.found.endswith(says)
 
 
 def test_nccl_listens_on_hosts_with_gpus_alone() -> None:
