@@ -28,7 +28,7 @@ _STARTED_BY = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NodeFacts:
+class SlurmNode:
     """What Slurm says of a node.
 
     address: by which Slurm itself reaches it; its name unless the site says otherwise (``NodeAddr``).
@@ -50,13 +50,13 @@ class AllocatedNode:
     gpus: that the job has on it, by Slurm's type of them; of no type, ``""``.
     """
 
-    facts: NodeFacts
+    node: SlurmNode
     component: int
     gpus: Mapping[str, int]
 
     @property
     def name(self) -> str:
-        return self.facts.name
+        return self.node.name
 
 
 def allocated_nodes(job: SlurmJob) -> tuple[AllocatedNode, ...]:
@@ -72,7 +72,7 @@ def allocated_nodes(job: SlurmJob) -> tuple[AllocatedNode, ...]:
     names = [hostnames(component.node_list) for component in job.components]
     facts = {each.name: each for each in nodes_called(node for of_component in names for node in of_component)}
     return tuple(
-        AllocatedNode(facts=facts[node], component=component, gpus=dict(gpus.get(node, {})))
+        AllocatedNode(node=facts[node], component=component, gpus=dict(gpus.get(node, {})))
         for component, of_component in enumerate(names)
         for node in of_component
     )
@@ -87,7 +87,7 @@ def hostnames(node_list: str) -> list[str]:
     return _scontrol("show", "hostnames", node_list).split() if node_list else []
 
 
-def nodes_called(names: Iterable[str]) -> list[NodeFacts]:
+def nodes_called(names: Iterable[str]) -> list[SlurmNode]:
     """What Slurm says of some nodes; of one that it does not speak of, the name alone.
 
     Raises:
@@ -96,10 +96,10 @@ def nodes_called(names: Iterable[str]) -> list[NodeFacts]:
     wanted = list(names)
     said = _scontrol("--oneliner", "show", "node", ",".join(wanted)) if wanted else ""
     found = {facts.name: facts for facts in _node_facts(said)}
-    return [found.get(name, NodeFacts(name=name, address=name, gpus={}, marks=frozenset())) for name in wanted]
+    return [found.get(name, SlurmNode(name=name, address=name, gpus={}, marks=frozenset())) for name in wanted]
 
 
-def all_nodes() -> list[NodeFacts]:
+def all_nodes() -> list[SlurmNode]:
     """All nodes of the cluster that this host belongs to.
 
     Raises:
@@ -203,13 +203,13 @@ def requeue(job: SlurmJob) -> None:
     _scontrol("requeue", job.name)
 
 
-def _node_facts(said: str) -> Iterator[NodeFacts]:
+def _node_facts(said: str) -> Iterator[SlurmNode]:
     for line in said.splitlines():
         fields = dict(re.findall(r"(?:^|\s)(NodeName|NodeAddr|Gres|ActiveFeatures|Partitions)=(\S*)", line))
         if not (name := fields.get("NodeName")):
             continue
         marks = ",".join(fields.get(key, "") for key in ("ActiveFeatures", "Partitions")).split(",")
-        yield NodeFacts(
+        yield SlurmNode(
             name=name,
             address=fields.get("NodeAddr") or name,
             gpus=_gpus(fields.get("Gres", "")),

@@ -22,7 +22,7 @@ _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Component:
+class JobComponent:
     """A part of a job that asked for nodes of its own; a plain job has one.
 
     number: of the component's job, without that of a task of an array.
@@ -65,7 +65,7 @@ class SlurmJob:
 
     name: str
     number: int
-    components: tuple[Component, ...]
+    components: tuple[JobComponent, ...]
     task: StepTask | None
     is_batch_script: bool
 
@@ -102,13 +102,13 @@ def job_of(environment: Mapping[str, str]) -> SlurmJob | None:
     )
 
 
-def _components(environment: Mapping[str, str], number: int) -> tuple[Component, ...]:
+def _components(environment: Mapping[str, str], number: int) -> tuple[JobComponent, ...]:
     size = _number(environment, "SLURM_HET_SIZE", "1")
     if size == 1:
         node_list = environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST") or ""
-        return (Component(number=str(number), node_list=node_list),)
+        return (JobComponent(number=str(number), node_list=node_list),)
     return tuple(
-        Component(
+        JobComponent(
             number=str(_number(environment, f"SLURM_JOB_ID_HET_GROUP_{i}", str(number + i))),
             node_list=environment.get(f"SLURM_JOB_NODELIST_HET_GROUP_{i}", ""),
         )
