@@ -27,7 +27,8 @@ from hetero.launch.machine_names import check_addresses_differ
 from hetero.launch.planned_flags import check_nothing_is_missing, launch_flags, missing_flags, planned_flags
 from hetero.launch.probing import check_hosts
 from hetero.launch.run import HostCommand, run_on_hosts
-from hetero.launch.slurm import Allocation, allocated_hosts, allocation_in, batch_script, check_allocation, step_script
+from hetero.launch.slurm import Allocation, allocated_hosts, allocation_in, check_allocation, step_script
+from hetero.launch.slurm_batch_script import batch_script
 from hetero.launch.ssh import DEFAULT_SSH, command_on, variables_line, watched
 from hetero.launch.torchrun import LOOPBACK, TorchrunOptions, drawn_port
 from hetero.output_files import make_folder

@@ -7,23 +7,16 @@ node types. A user's own placement of tasks (``SLURM_HOSTFILE``, ``--distributio
 the step does without it, and says so.
 """
 
-import re
 import shlex
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetero.distributed.rendezvous_names import NODE_RANK, RENDEZVOUS
 from hetero.errors import ConfigError
 from hetero.launch.hosts import NodeHost, assigned_hosts
 from hetero.launch.torchrun import FIRST_PORT, LOOPBACK, PORTS, TorchrunOptions, shell_assignments, shell_text
-from hetero.printable import printable
-from hetero.serialization import near_match
 from hetero.spec.cluster import ClusterSpec, NodeType
-
-_OPTION = re.compile(r"[a-z][a-z-]*(=[^\n]+)?")
-
-_OF_THE_PLAN = ("nodes", "ntasks", "ntasks-per-node")
 
 _ADDRESS = """# The address by which Slurm itself reaches the first node of the plan.
 node="$(scontrol show hostnames "{nodes}" | head -n 1)"
@@ -32,14 +25,6 @@ export RENDEZVOUS_HOST="$(scontrol --oneliner show node "$node" | grep -o ' Node
 
 
 _SET_FIRST = "set it before sbatch, which hands its environment on unless --export says otherwise"
-
-_OF_THE_JOB = [
-    "#SBATCH --job-name=hetero",
-    "#SBATCH --output=%x-%j.out",
-    "#SBATCH --open-mode=append",
-    "# Two minutes before the time is over, this shell is told.",
-    "#SBATCH --signal=B:TERM@120",
-]
 
 _ON_A_NODE = """# Task n of the step is node n of the plan. It is told how many devices it has, whether ranks
 # are to stay on the processors near theirs, torchrun, and the program.
@@ -162,27 +147,6 @@ def allocated_hosts(allocation: Allocation, cluster: ClusterSpec) -> tuple[NodeH
     return assigned_hosts(cluster, words)
 
 
-def batch_script(cluster: ClusterSpec, options: TorchrunOptions, *, sbatch_options: Sequence[str], made_by: str) -> str:
-    """A script for ``sbatch`` that launches the plan.
-
-    Args:
-        sbatch_options: ``account=me`` for all components, ``fast:constraint=a100`` for that of a node type.
-        made_by: the line that asked for it.
-
-    Raises:
-        ConfigError: an option for a node type that the cluster has not.
-    """
-    lines = ["#!/usr/bin/env bash", f"# Made by: {printable(made_by)}"]
-    components = [list(_component(each, sbatch_options)) for each in cluster.node_types]
-    _check_types(cluster, sbatch_options)
-    for index, component in enumerate(components):
-        # A job that would begin anew is not to.
-        requeue = "#SBATCH --requeue" if _goes_on(options.flags) else "#SBATCH --no-requeue"
-        lines += ["#SBATCH hetjob"] if index else [*_OF_THE_JOB, requeue]
-        lines += [f"#SBATCH --{shlex.quote(option)}" for option in component]
-    return "\n".join([*lines, "set -euo pipefail", "", step_script(cluster, options)])
-
-
 def step_script(cluster: ClusterSpec, options: TorchrunOptions) -> str:
     """The lines of bash that start one task per node inside an allocation, and end with the last of them.
 
@@ -218,7 +182,7 @@ def step_script(cluster: ClusterSpec, options: TorchrunOptions) -> str:
             _BEFORE_THE_STEP,
             f"srun --kill-on-bad-exit=1 \\\n    {srun} &\n",
             _AFTER_THE_STEP,
-            _QUEUED_AGAIN if _goes_on(options.flags) else "",
+            _QUEUED_AGAIN if goes_on(options.flags) else "",
             'exit "$code"\n',
         ]
     )
@@ -232,7 +196,7 @@ def _binding(node_type: NodeType, options: TorchrunOptions) -> str:
     return "node-if-possible" if knows and node_type.device != "cpu" else "''"
 
 
-def _goes_on(flags: Sequence[str]) -> bool:
+def goes_on(flags: Sequence[str]) -> bool:
     """Whether a program that is started again with the same flags goes on from where it was."""
     names = {word.partition("=")[0] for word in flags}
     return {"--save", "--load"} <= names
@@ -240,41 +204,6 @@ def _goes_on(flags: Sequence[str]) -> bool:
 
 def _flag_lines(flags: Sequence[str]) -> list[str]:
     return shell_text(flags, indent="").replace(" \\\n", "\n").splitlines()
-
-
-def _component(node_type: NodeType, sbatch_options: Sequence[str]) -> Iterator[str]:
-    """What one node type asks for."""
-    own = [rest for name, rest in map(_typed, sbatch_options) if name in ("", node_type.name)]
-    given = {option.partition("=")[0] for option in own}
-    yield f"nodes={node_type.count}"
-    yield "ntasks-per-node=1"
-    if node_type.device != "cpu" and not given & {"gpus-per-node", "gres", "gpus"}:
-        yield f"gpus-per-node={node_type.gpus_per_node}"
-    yield "exclusive"
-    yield from own
-
-
-def _typed(option: str) -> tuple[str, str]:
-    """A node type, empty for all, and the option. The value of that may have a colon as well."""
-    name, colon, value = option.partition("=")
-    node_type, _, name = name.rpartition(":")
-    return node_type, name + colon + value
-
-
-def _check_types(cluster: ClusterSpec, sbatch_options: Sequence[str]) -> None:
-    known = [each.name for each in cluster.node_types]
-    for option in sbatch_options:
-        name, rest = _typed(option)
-        if name and name not in known:
-            hint = near_match(name, known) or f" (known: {', '.join(known)})"
-            raise ConfigError(f"--sbatch-option {option}: unknown node type {name!r}{hint}")
-        if (follows := rest.partition("=")[0]) in _OF_THE_PLAN:
-            raise ConfigError(f"--sbatch-option {option}: {follows} follows from the plan; leave it out")
-        if not _OPTION.fullmatch(rest):
-            raise ConfigError(
-                f"--sbatch-option {option}: must be a long option of sbatch without its dashes, such as "
-                "TYPE:partition=NAME"
-            )
 
 
 def _number(environment: Mapping[str, str], name: str, default: str) -> int:

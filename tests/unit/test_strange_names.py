@@ -23,7 +23,7 @@ from hetero.elastic.events import ElasticEvent, EventKind
 from hetero.elastic.records import JobSettings, NodeInfo, Notice, Outcome
 from hetero.errors import ConfigError
 from hetero.launch import hostfile
-from hetero.launch.slurm import batch_script
+from hetero.launch.slurm_batch_script import batch_script
 from hetero.launch.torchrun import TorchrunOptions
 from hetero.plan.ir import Plan
 from hetero.plan.provenance import PlanProvenance

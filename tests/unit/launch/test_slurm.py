@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hetero.errors import ConfigError
-from hetero.launch.slurm import Allocation, allocation_in, batch_script, check_allocation, step_script
+from hetero.launch.slurm import Allocation, allocation_in, check_allocation, step_script
+from hetero.launch.slurm_batch_script import batch_script
 from hetero.launch.torchrun import TorchrunOptions
 from hetero.spec.cluster import ClusterSpec, NodeType
 from hetero.spec.host import HostProfile
