@@ -29,6 +29,7 @@ from hetero.launch.probing import check_hosts
 from hetero.launch.run import HostCommand, run_on_hosts
 from hetero.launch.slurm import Allocation, allocated_hosts, allocation_in, check_allocation, step_script
 from hetero.launch.slurm_batch_script import batch_script
+from hetero.launch.slurm_components import site_at_hand
 from hetero.launch.ssh import DEFAULT_SSH, command_on, variables_line, watched
 from hetero.launch.torchrun import LOOPBACK, TorchrunOptions, drawn_port
 from hetero.output_files import make_folder
@@ -314,10 +315,14 @@ def _run(args: argparse.Namespace, cluster: ClusterSpec, flags: Sequence[str], h
 
 def _write_batch_script(args: argparse.Namespace, cluster: ClusterSpec, flags: Sequence[str]) -> int:
     options = _slurm_options(args, flags)
-    script = batch_script(cluster, options, sbatch_options=args.sbatch_option, made_by=args.command_line)
+    script = batch_script(
+        cluster, options, sbatch_options=args.sbatch_option, made_by=args.command_line, site=site_at_hand()
+    )
     check_output(args.sbatch, asked_by="--sbatch")
     has_values = any(value is not None for value in options.environment.values())
-    where = write_output(args.sbatch, script.encode(), is_private=has_values)
+    where = write_output(args.sbatch, script.text.encode(), is_private=has_values)
+    for note in script.notes:
+        sys.stderr.write(f"hetero: note: {printable(note)}\n")
     if args.sbatch != STDOUT:
         print(f"written to {where}; submit it with: sbatch {shlex.quote(where)}")
     answer(args, lambda: {"written_to": where})

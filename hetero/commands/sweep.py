@@ -68,7 +68,7 @@ def _sweep(args: argparse.Namespace) -> int:
         raise ConfigError("sweep: give a sweep file, or the name of one that ships; --presets lists those")
     path = preset_path("sweep", args.sweep) if is_name(args.sweep) else Path(args.sweep)
     spec, combinations = read_sweep(path)
-    check_mode(args.mode, spec, path)
+    check_mode(args.mode, spec, combinations, path)
     earlier = None if args.compare is None else _earlier(args.compare)
     folder = SweepFolder(Path(f"sweep-{path.stem}") if args.out is None else args.out)
     say: Say = partial(print, file=sys.stderr, flush=True)
@@ -93,7 +93,7 @@ def _rows(
         rows = emulate_rows(rows, combinations, folder, spec.emulation, say)
     if args.mode in ("scripts", "submit"):
         assert spec.launch is not None, "check_mode asks for it"
-        rows = write_jobs(rows, folder, spec.launch, submits=args.mode == "submit", say=say)
+        rows = write_jobs(rows, combinations, folder, spec.launch, submits=args.mode == "submit", say=say)
     return rows
 
 

@@ -34,12 +34,14 @@ class SlurmNode:
     address: by which Slurm itself reaches it; its name unless the site says otherwise (``NodeAddr``).
     gpus: that it has, by Slurm's type of them; of no type, ``""``.
     marks: its active features and its partitions.
+    partitions: these alone.
     """
 
     name: str
     address: str
     gpus: Mapping[str, int]
     marks: frozenset[str]
+    partitions: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,6 +108,17 @@ def all_nodes() -> list[SlurmNode]:
         ConfigError: ``scontrol`` does not answer.
     """
     return list(_node_facts(_scontrol("--oneliner", "show", "node")))
+
+
+def default_partition() -> str | None:
+    """Return the partition of jobs that name none; ``None`` if there is no such partition.
+
+    Raises:
+        ConfigError: ``scontrol`` does not answer.
+    """
+    said = _scontrol("--oneliner", "show", "partition")
+    found = re.search(r"^PartitionName=(\S+)(?=\s).*\sDefault=YES\b", said, re.MULTILINE)
+    return found[1] if found else None
 
 
 def address_of_task_0(job: SlurmJob, task: StepTask) -> str:
@@ -208,13 +221,19 @@ def _node_facts(said: str) -> Iterator[SlurmNode]:
         fields = dict(re.findall(r"(?:^|\s)(NodeName|NodeAddr|Gres|ActiveFeatures|Partitions)=(\S*)", line))
         if not (name := fields.get("NodeName")):
             continue
-        marks = ",".join(fields.get(key, "") for key in ("ActiveFeatures", "Partitions")).split(",")
+        features, partitions = (_names(fields.get(key, "")) for key in ("ActiveFeatures", "Partitions"))
         yield SlurmNode(
             name=name,
             address=fields.get("NodeAddr") or name,
             gpus=_gpus(fields.get("Gres", "")),
-            marks=frozenset(marks) - {"", "(null)"},
+            marks=features | partitions,
+            partitions=partitions,
         )
+
+
+def _names(said: str) -> frozenset[str]:
+    """Names in a list with commas."""
+    return frozenset(said.split(",")) - {"", "(null)"}
 
 
 def _gpus(gres: str) -> dict[str, int]:

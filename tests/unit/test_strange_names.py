@@ -153,7 +153,7 @@ def test_the_line_that_asked_for_a_script_is_one_line_of_it() -> None:
     script = batch_script(
         CLUSTER, options, sbatch_options=[], made_by="hetero launch 'x\ntouch MARKER\x85touch MARKER'"
     )
-    assert r"# Made by: hetero launch 'x\ntouch MARKER\x85touch MARKER'" in script.splitlines()
+    assert r"# Made by: hetero launch 'x\ntouch MARKER\x85touch MARKER'" in script.text.splitlines()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Batch scripts as text, held against what was written once and read; and what an allocation says of itself."""
+"""The step of a launch as a shell runs it, and what an allocation says of itself."""
 
 import dataclasses
 import os
@@ -10,13 +10,9 @@ import pytest
 
 from hetero.errors import ConfigError
 from hetero.launch.slurm import Allocation, allocation_in, check_allocation, step_script
-from hetero.launch.slurm_batch_script import batch_script
 from hetero.launch.torchrun import TorchrunOptions
 from hetero.spec.cluster import ClusterSpec, NodeType
 from hetero.spec.host import HostProfile
-from tests.unit.launch.plans import CLUSTER
-
-GOLDEN = Path(__file__).parents[2] / "golden" / "launch"
 
 GPUS = ClusterSpec(
     node_types=(
@@ -25,38 +21,6 @@ GPUS = ClusterSpec(
     )
 )
 OPTIONS = TorchrunOptions(flags=("--hetero-plan", "plan.json", "--bf16", "--split", "9, 1"), address="", port=0)
-
-
-def script(cluster: ClusterSpec, *sbatch_options: str) -> str:
-    return batch_script(cluster, OPTIONS, sbatch_options=sbatch_options, made_by="hetero launch plan.json --sbatch")
-
-
-def test_one_node_type_is_a_plain_job() -> None:
-    alone = ClusterSpec(node_types=GPUS.node_types[:1])
-    assert script(alone, "partition=all") == (GOLDEN / "one_node_type.sbatch").read_text()
-
-
-def test_several_node_types_are_a_heterogeneous_job() -> None:
-    written = script(GPUS, "account=me", "a100:constraint=a100", "v100:gpus-per-node=v100:4")
-    assert written == (GOLDEN / "two_node_types.sbatch").read_text()
-
-
-def test_processors_are_no_gpus() -> None:
-    assert "--gpus" not in script(CLUSTER)
-
-
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        ("a10:partition=a", r"--sbatch-option a10:partition=a: unknown node type 'a10' \(did you mean 'a100'\?\)"),
-        ("v100:--partition=a", r"must be a long option of sbatch without its dashes"),
-        ("v100:nodes=3", r"nodes follows from the plan; leave it out"),
-        ("partition a", r"must be a long option of sbatch without its dashes"),
-    ],
-)
-def test_an_option_that_sbatch_has_not_is_told(option: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        script(GPUS, option)
 
 
 def test_the_shell_gets_every_word_as_it_was_given() -> None:
@@ -81,19 +45,6 @@ def test_a_job_without_a_variable_that_it_needs_ends_with_what_to_do() -> None:
     done = subprocess.run(["bash", "-euc", text], capture_output=True, text=True, check=False)
     assert (done.returncode != 0, done.stdout) == (True, "")
     assert "A_VARIABLE_OF_THIS_TEST: is not set: set it before sbatch, which hands its environment on" in done.stderr
-
-
-def test_a_job_is_queued_again_only_if_it_would_go_on() -> None:
-    saving = dataclasses.replace(OPTIONS, flags=(*OPTIONS.flags, "--save=out"))
-    for options, goes_on in ((OPTIONS, False), (saving, False), (_that_loads(saving), True)):
-        text = batch_script(GPUS, options, sbatch_options=(), made_by="")
-        assert ("#SBATCH --requeue\n" in text) is goes_on
-        assert ("#SBATCH --no-requeue\n" in text) is not goes_on
-        assert ("scontrol requeue" in text) is goes_on
-
-
-def _that_loads(options: TorchrunOptions) -> TorchrunOptions:
-    return dataclasses.replace(options, flags=(*options.flags, "--load", "out"))
 
 
 @pytest.mark.parametrize(
