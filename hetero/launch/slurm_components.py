@@ -32,7 +32,7 @@ class SlurmSite:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JobComponent:
+class ComponentRequest:
     """What the nodes of one type ask of Slurm.
 
     gpus: on each node; ``None`` for hosts without GPUs.
@@ -65,7 +65,7 @@ class JobRequest:
     notes: what the user should know before the job is submitted.
     """
 
-    components: tuple[JobComponent, ...]
+    components: tuple[ComponentRequest, ...]
     why_this_order: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -94,7 +94,7 @@ def job_request(cluster: ClusterSpec, sbatch_options: Sequence[str], site: Slurm
     if any(option.name == "clusters" for option in options):
         # The nodes of another cluster.
         site = None
-    reasons: dict[str, list[JobComponent]] = {}
+    reasons: dict[str, list[ComponentRequest]] = {}
     components = []
     for node_type in cluster.node_types:
         component, why_untyped = _component(node_type, options_of(node_type, options), cluster, site)
@@ -111,7 +111,7 @@ def job_request(cluster: ClusterSpec, sbatch_options: Sequence[str], site: Slurm
 
 def _component(
     node_type: NodeType, options: Mapping[str, SbatchOption], cluster: ClusterSpec, site: SlurmSite | None
-) -> tuple[JobComponent, str]:
+) -> tuple[ComponentRequest, str]:
     """Return a component, and why its GPUs have no type; empty if they have one, or there are none."""
     device = cluster.device_types.of(node_type.device)
     requests = gpu_requests(node_type, options, needed=0 if device.is_host else node_type.gpus_per_node)
@@ -120,7 +120,7 @@ def _component(
     if gpus is None and not device.is_host:
         gpu_type, why_untyped = _gpu_type(node_type, device, cluster, nodes)
         gpus = GpuRequest(gpu_type=gpu_type, per_node=node_type.gpus_per_node)
-    component = JobComponent(
+    component = ComponentRequest(
         node_type=node_type,
         options=options,
         gpus=gpus,
@@ -156,7 +156,7 @@ def _gpu_type(
     return "", f"no type of this Slurm with {node_type.gpus_per_node} on a node is known to be {device.name} ({listed})"
 
 
-def _names_the_cards(component: JobComponent) -> bool:
+def _names_the_cards(component: ComponentRequest) -> bool:
     """Whether options choose the nodes of a component more closely than by a partition of all components."""
     options = component.options
     return any(name in options for name in _NAME_THE_CARDS) or bool(
@@ -164,7 +164,7 @@ def _names_the_cards(component: JobComponent) -> bool:
     )
 
 
-def _untyped_note(why: str, components: Sequence[JobComponent]) -> str:
+def _untyped_note(why: str, components: Sequence[ComponentRequest]) -> str:
     names = ", ".join(repr(component.node_type.name) for component in components)
     first = components[0].node_type
     return (
@@ -214,7 +214,7 @@ def _constraint(text: str) -> Callable[[frozenset[str]], bool]:
     return (lambda marks: bool(names & marks)) if "|" in text else names.issubset
 
 
-def _ordered(components: Sequence[JobComponent]) -> list[JobComponent]:
+def _ordered(components: Sequence[ComponentRequest]) -> list[ComponentRequest]:
     """Return the components, scarce ones first, so that Slurm's choice for one leaves enough for the later ones.
 
     The order is built from its end: the component that has most nodes left after all others have taken theirs comes
@@ -230,7 +230,7 @@ def _ordered(components: Sequence[JobComponent]) -> list[JobComponent]:
     return from_the_end[::-1]
 
 
-def _margin(component: JobComponent, others: Sequence[JobComponent]) -> int:
+def _margin(component: ComponentRequest, others: Sequence[ComponentRequest]) -> int:
     """Return how many nodes a component has more than it needs, if the others take all of its nodes that they can."""
     nodes = component.nodes or frozenset()
     taken = sum(
@@ -241,11 +241,11 @@ def _margin(component: JobComponent, others: Sequence[JobComponent]) -> int:
     return len(nodes) - component.node_type.count - taken
 
 
-def _share_nodes(components: Sequence[JobComponent]) -> bool:
+def _share_nodes(components: Sequence[ComponentRequest]) -> bool:
     return any(a.nodes and b.nodes and a.nodes & b.nodes for i, a in enumerate(components) for b in components[i + 1 :])
 
 
-def _why_this_order(components: Sequence[JobComponent]) -> list[str]:
+def _why_this_order(components: Sequence[ComponentRequest]) -> list[str]:
     if not _share_nodes(components):
         return []
     return [
