@@ -115,9 +115,9 @@ def read_options(given: Iterable[str], node_types: Sequence[NodeType]) -> tuple[
         ConfigError: an option for a node type that the cluster does not have, what is no long option, or an option that
             contradicts the plan.
     """
-    options = tuple(map(_read_option, given))
+    options, known = tuple(map(_read_option, given)), [node_type.name for node_type in node_types]
     for option in options:
-        _check_node_type(option, [node_type.name for node_type in node_types])
+        _check_node_type(option, known)
         if option.name == "array" and len(node_types) > 1:
             raise ConfigError(
                 f"--sbatch-option {option.given}: Slurm has no arrays of heterogeneous jobs, and the plan has "
@@ -178,7 +178,7 @@ def _read_option(given: str) -> SbatchOption:
     return SbatchOption(given=given, node_type=node_type, name=name, value=value if equals else None)
 
 
-def _check_node_type(option: SbatchOption, known: Sequence[str]) -> None:
+def _check_node_type(option: SbatchOption, known: list[str]) -> None:
     if option.node_type and option.node_type not in known:
         hint = near_match(option.node_type, known) or f" (known: {', '.join(known)})"
         raise ConfigError(f"--sbatch-option {option.given}: unknown node type {option.node_type!r}{hint}")

@@ -20,7 +20,8 @@ from hetero.spec.devices import DeviceType
 _SIMPLE_CONSTRAINT = re.compile(r"\[?([\w.:-]+(?:\|[\w.:-]+)*|[\w.:-]+(?:[&,][\w.:-]+)*)\]?")
 """One feature, one of several, or all of several; others are left to Slurm."""
 
-_NAME_THE_CARDS = ("constraint", "nodelist", "nodefile", "reservation")
+_NODE_CHOICES = ("constraint", "nodelist", "nodefile", "reservation")
+"""Options by which a user may have chosen nodes with the right GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +100,7 @@ def job_request(cluster: ClusterSpec, sbatch_options: Sequence[str], site: Slurm
     for node_type in cluster.node_types:
         component, why_untyped = _component(node_type, options_of(node_type, options), cluster, site)
         components.append(component)
-        if why_untyped and not _names_the_cards(component):
+        if why_untyped and not _has_chosen_nodes(component):
             reasons.setdefault(why_untyped, []).append(component)
     ordered = _ordered(components)
     return JobRequest(
@@ -156,12 +157,10 @@ def _gpu_type(
     return "", f"no type of this Slurm with {node_type.gpus_per_node} on a node is known to be {device.name} ({listed})"
 
 
-def _names_the_cards(component: ComponentRequest) -> bool:
-    """Whether options choose the nodes of a component more closely than by a partition of all components."""
-    options = component.options
-    return any(name in options for name in _NAME_THE_CARDS) or bool(
-        "partition" in options and options["partition"].node_type
-    )
+def _has_chosen_nodes(component: ComponentRequest) -> bool:
+    """Return whether options choose nodes for a component, and not just a partition for all components."""
+    partition = component.options.get("partition")
+    return any(name in component.options for name in _NODE_CHOICES) or bool(partition and partition.node_type)
 
 
 def _untyped_note(why: str, components: Sequence[ComponentRequest]) -> str:
