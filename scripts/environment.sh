@@ -71,10 +71,10 @@ prepare_etcd() {
     return 1
 }
 
-# A real Slurm is tested where there is one, or can be.
+# A real Slurm is tested where there is one, or can be, on hosts in namespaces.
 prepare_slurm() {
-    prepare_command slurmctld slurm-wlm munge ||
-        echo "scripts: without Slurm its tests are skipped (Debian, as root: apt-get install slurm-wlm munge)" >&2
+    prepare_command slurmctld slurm-wlm munge && prepare_command ip iproute2 && prepare_command nsenter util-linux ||
+        echo "scripts: without Slurm its tests are skipped (Debian, as root: apt-get install slurm-wlm munge iproute2 util-linux)" >&2
 }
 
 # Tests make certificates of their own.

@@ -28,7 +28,7 @@ from tests.helpers.listening_sockets import RUN_VARIABLE, FoundSocket, counted, 
 from tests.helpers.models import llama_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.ports import free_ports
-from tests.helpers.slurm_cluster import NEEDS_SLURM, NodeKind, SlurmCluster, can_run_slurm
+from tests.helpers.slurm_cluster import NodeKind, SlurmCluster, needs_slurm
 from tests.helpers.sources import ROOT
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -132,7 +132,7 @@ def test_a_plain_run(tmp_path: Path, run: str, cluster: ClusterSpec, hosts: str,
     assert ("gloo", "127.0.0.1") in counts
 
 
-@pytest.mark.skipif(not can_run_slurm(), reason=NEEDS_SLURM)
+@needs_slurm
 @pytest.mark.rotates(every=6, turn=0)
 def test_a_run_of_slurm(tmp_path: Path, run: str) -> None:
     """The store listens on the address by which Slurm reaches the first node; srun's own sockets are Slurm's."""

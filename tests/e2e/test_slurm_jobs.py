@@ -21,14 +21,14 @@ from hetero.spec.link import Link
 from tests.helpers.models import llama_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.pretrain_scripts import commands, model_of
-from tests.helpers.slurm_cluster import NEEDS_SLURM, NodeKind, SlurmCluster, can_run_slurm
+from tests.helpers.slurm_cluster import NodeKind, SlurmCluster, needs_slurm
 from tests.helpers.sources import ROOT
 from tests.helpers.synthetic_profiles import profile
 
 pytestmark = [
     pytest.mark.dist,
     pytest.mark.slow,
-    pytest.mark.skipif(not can_run_slurm(), reason=NEEDS_SLURM),
+    needs_slurm,
     pytest.mark.timeout(300),
 ]
 

@@ -20,11 +20,11 @@ from tests.helpers.elastic_cluster import STEPS_FILE
 from tests.helpers.elastic_training import elastic_words
 from tests.helpers.etcd import EtcdServer
 from tests.helpers.ports import free_ports
-from tests.helpers.slurm_cluster import NEEDS_SLURM, NodeKind, SlurmCluster, can_run_slurm
+from tests.helpers.slurm_cluster import NodeKind, SlurmCluster, needs_slurm
 from tests.helpers.sources import ROOT
 
 pytestmark = [
-    pytest.mark.skipif(not can_run_slurm(), reason=NEEDS_SLURM),
+    needs_slurm,
     pytest.mark.timeout(300),
 ]
 

@@ -45,13 +45,9 @@ class Host:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Have this thread, and what it starts, on the host's network; Python knows ``os.setns`` from 3.12 on only."""
-        with Path("/proc/thread-self/ns/net").open() as own, Path("/run/netns", self.name).open() as host:
-            _set_network(host.fileno())
-            try:
-                yield
-            finally:
-                _set_network(own.fileno())
+        """Have this thread, and what it starts, on the host's network."""
+        with entered_network(Path("/run/netns", self.name)):
+            yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +98,17 @@ def switched_hosts(num_hosts: int) -> Iterator[Switch]:
             _run("ip", "-n", host.name, "link", "set", "eth0", "up")
             hosts.append(host)
         yield Switch(switch, tuple(hosts))
+
+
+@contextmanager
+def entered_network(namespace: Path) -> Iterator[None]:
+    """Have this thread, and what it starts, in a network namespace; Python knows ``os.setns`` from 3.12 on only."""
+    with Path("/proc/thread-self/ns/net").open() as own, namespace.open() as other:
+        _set_network(other.fileno())
+        try:
+            yield
+        finally:
+            _set_network(own.fileno())
 
 
 def _set_network(descriptor: int) -> None:
