@@ -143,7 +143,7 @@ def _gpu_type(
             if gpu_type:
                 num_nodes[gpu_type] = num_nodes.get(gpu_type, 0) + (count >= node_type.gpus_per_node)
     if not num_nodes:
-        return "", "this Slurm has no types of GPUs"
+        return "", "no node that the job may use has GPUs with a type"
     fits = {gpu_type: may_be(gpu_type, device, known=cluster.device_types) for gpu_type in num_nodes}
     named = [found for found in num_nodes if found.lower() == node_type.name.lower() and fits[found] is not False]
     found = [gpu_type for gpu_type in named or num_nodes if (named or fits[gpu_type]) and num_nodes[gpu_type]]

@@ -218,7 +218,11 @@ def test_types_are_those_of_nodes_that_the_options_leave() -> None:
     [
         (None, (), "no Slurm answers here"),
         (SITE, ("clusters=other",), "no Slurm answers here"),
-        (SlurmSite(nodes=(SlurmNode(name="n", address="n", gpus={"": 8}, marks=frozenset()),)), (), "no types of GPUs"),
+        (
+            SlurmSite(nodes=(SlurmNode(name="n", address="n", gpus={"": 8}, marks=frozenset()),)),
+            (),
+            "no node that the job may use has GPUs with a type",
+        ),
         (SITE, (), "no type of this Slurm with 8 on a node is known to be H100 (a100, v100)"),
     ],
 )
