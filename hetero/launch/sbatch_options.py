@@ -131,10 +131,16 @@ def node_type_of(given: str) -> str:
     return given.partition("=")[0].rpartition(":")[0]
 
 
-def options_of(node_type: NodeType, options: Iterable[SbatchOption]) -> dict[str, SbatchOption]:
-    """Return the options of a node type by what they set: its own overrule those for all, later ones earlier ones."""
-    for_all_first = sorted(options, key=lambda option: bool(option.node_type))
-    return {option.setting: option for option in for_all_first if option.node_type in ("", node_type.name)}
+def options_of(node_type: NodeType, options: Sequence[SbatchOption]) -> dict[str, SbatchOption]:
+    """Return the options of a node type by what they set: its own overrule those for all, later ones earlier ones.
+
+    GPUs may be asked for by several options; one of the node type's own overrules all of those for all types.
+    """
+    own = [option for option in options if option.node_type == node_type.name]
+    for_all = [option for option in options if not option.node_type]
+    if any(map(_gpu_counts, own)):
+        for_all = [option for option in for_all if not _gpu_counts(option)]
+    return {option.setting: option for option in [*for_all, *own]}
 
 
 def gpu_requests(node_type: NodeType, options: Mapping[str, SbatchOption], *, needed: int) -> list[GpuRequest]:

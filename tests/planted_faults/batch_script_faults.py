@@ -31,8 +31,8 @@ BATCH_SCRIPT_FAULTS = (
         name="an option for all node types overrules that of one",
         kind="order",
         file="hetero/launch/sbatch_options.py",
-        find="key=lambda option: bool(option.node_type))",
-        replace="key=lambda option: not option.node_type)",
+        find="for option in [*for_all, *own]}",
+        replace="for option in [*own, *for_all]}",
         hints=("tests/unit/launch/test_slurm_batch_script.py",),
     ),
     Fault(

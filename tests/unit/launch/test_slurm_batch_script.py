@@ -154,6 +154,8 @@ def test_an_option_of_a_node_type_overrules_that_of_all_and_a_setting_stands_onc
         assert [line for line in component if "exclusive" in line] == ["exclusive=user"]
         assert [line for line in component if "signal" in line] == ["signal=B:TERM@600"]
         assert [line for line in component if "requeue" in line] == ["no-requeue"]
+    a100, v100 = gpu_lines(written(A100, V100, options=("gpus-per-node=8", "v100:gres=gpu:v100:4")))
+    assert (a100, v100) == (["gpus-per-node=8"], ["gres=gpu:v100:4"])
     (shared,) = requests(written(V100, options=("oversubscribe", "array=1-4%1", "export=NONE")))
     assert "exclusive" not in shared
     assert {"oversubscribe", "array=1-4%1", "export=NONE"} <= set(shared)
