@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from hetero.errors import ConfigError
-from hetero.slurm.job import SlurmJob, StepTask, first_host
+from hetero.slurm.job import SlurmJob, StepTask, hostnames
 
 ANSWER_WITHIN_S = 60.0
 """For the controller, which a busy cluster keeps waiting; commands of Slurm give up by themselves later."""
@@ -78,15 +78,6 @@ def allocated_nodes(job: SlurmJob) -> tuple[AllocatedNode, ...]:
     )
 
 
-def hostnames(node_list: str) -> list[str]:
-    """The nodes of a list that Slurm has shortened, in its order.
-
-    Raises:
-        ConfigError: ``scontrol`` is not here.
-    """
-    return _scontrol("show", "hostnames", node_list).split() if node_list else []
-
-
 def nodes_called(names: Iterable[str]) -> list[SlurmNode]:
     """What Slurm says of some nodes; of one that it does not speak of, the name alone.
 
@@ -130,10 +121,9 @@ def address_of_task_0(job: SlurmJob, task: StepTask) -> str:
             )
         node = _first_node(job, task)
     try:
-        (facts,) = nodes_called([node] if node else [])
-    except (ConfigError, ValueError):
+        return nodes_called([node])[0].address if node else ""
+    except ConfigError:
         return node
-    return facts.address
 
 
 def _node_of_task_0(job: SlurmJob, task: StepTask) -> tuple[str, str]:
@@ -152,14 +142,10 @@ def _node_of_task_0(job: SlurmJob, task: StepTask) -> tuple[str, str]:
 
 
 def _first_node(job: SlurmJob, task: StepTask) -> str:
-    """The first node of a step by Slurm's variables."""
-    if not job.is_heterogeneous:
-        return first_host(task.node_list)
-    try:
-        of_step = set(hostnames(task.node_list))
-        return next(n for each in job.components for n in hostnames(each.node_list) if n in of_step)
-    except (ConfigError, StopIteration):
-        return first_host(job.components[0].node_list)
+    """Return the first node of the first component that has a part in the step, by Slurm's variables."""
+    of_step = set(hostnames(task.node_list))
+    in_order = (node for component in job.components for node in hostnames(component.node_list))
+    return next((node for node in in_order if node in of_step), "")
 
 
 def step_started_by(job: SlurmJob, *, pid: int, host: str) -> str | None:
