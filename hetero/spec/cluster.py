@@ -50,6 +50,8 @@ class NodeType:
     """A number of equal nodes in one zone; the same hardware in two zones is two node types.
 
     device: the name of a device type that ships (:mod:`hetero.spec.shipped_devices`), or that the cluster describes.
+    nodes: names of the nodes, as Slurm calls them, else their hosts, in the order of their ranks; empty if the file
+        does not say which nodes they are. A launch in an allocation of Slurm assigns nodes by them.
     memory_gib: of one device, where it is not the nominal one.
     host: what its host has been measured to do for the devices; ``None`` if nobody has.
     host_memory_gib: of one node, where training is to use less than ``host`` says, or nobody has measured that;
@@ -60,8 +62,6 @@ class NodeType:
         is assumed (a heuristic), which is far off where devices share a bus.
     nics_per_node: network interfaces, over which the devices of a node are spread evenly, neighbours together. A link
         between nodes is what one of them can do.
-    nodes: names of the nodes, as Slurm calls them, else their hosts, in the order of their ranks; empty if the file
-        does not say which nodes they are. A launch in an allocation of Slurm assigns nodes by them.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -70,6 +70,7 @@ class NodeType:
     device: str
     gpus_per_node: int
     count: int = 1
+    nodes: tuple[str, ...] = ()
     memory_gib: int | None = None
     host: HostProfile | None = None
     host_memory_gib: int | None = None
@@ -78,7 +79,6 @@ class NodeType:
     inside_node: Link | None = None
     all_reduce_inside_node: tuple[GroupLink, ...] = ()
     nics_per_node: int = 1
-    nodes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name.strip():
@@ -139,8 +139,12 @@ class NodeType:
                 f"node type {self.name!r}: nodes lists {len(self.nodes)} name{'s' * (len(self.nodes) != 1)}, count is "
                 f"{self.count}; name every node once, or leave nodes out"
             )
-        if any(not node.strip() for node in self.nodes):
-            raise ConfigError(f"node type {self.name!r}: nodes lists an empty name; write what Slurm calls the node")
+        for node in self.nodes:
+            if node.split() != [node]:
+                raise ConfigError(
+                    f"node type {self.name!r}: nodes lists {node!r}, which is no name of a node; write it without "
+                    "spaces, as Slurm calls the node"
+                )
 
     @property
     def usable_host_memory_gib(self) -> float | None:

@@ -264,8 +264,9 @@ def test_a_name_for_every_node_or_for_none() -> None:
         named(FAST, "a")
     with pytest.raises(ConfigError, match=r"'fast': nodes lists 3 names, count is 2"):
         named(FAST, "a", "b", "c")
-    with pytest.raises(ConfigError, match=r"'slow': nodes lists an empty name; write what Slurm calls the node"):
-        named(SLOW, " ")
+    for name in ("", "a b"):
+        with pytest.raises(ConfigError, match=rf"'slow': nodes lists '{name}', which is no name of a node; write it"):
+            named(SLOW, name)
 
 
 def test_no_node_is_there_twice() -> None:
