@@ -70,6 +70,7 @@ FOREIGN_FLAGS = frozenset(
         "--ntasks-per-node",  # of srun
         "--numa-binding",  # of torchrun
         "--pid",  # of py-spy
+        "--pty",  # of srun
         "--quota-backend-bytes",  # of etcd
         "--data-dir",  # of etcdctl
         "--rdzv-backend",  # of torchrun
