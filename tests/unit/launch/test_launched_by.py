@@ -20,6 +20,7 @@ LAYOUTS = {
     "8.3": "Node 0 (a1), 2 task(s): 0 1\nNode 1 (m1), 2 task(s): 2 3\nNode 2 (v2), 2 task(s): 4 5",
     "5.0": "Node 0 (v2), 1 task(s): 0",
     "5.2": "Node 0 (v2), 1 task(s): 0",
+    "7.2": "Node 0 (a1), 1 task(s): 0",
     "24.0": "Node 0 (a1), 1 task(s): 0\nNode 1 (v1), 1 task(s): 1",
     "25.0": "Node 0 (a1), 1 task(s): 0\nNode 1 (v1), 1 task(s): 1",
 }
@@ -88,6 +89,12 @@ def test_steps_and_tasks_of_arrays_that_run_at_once_have_ports_of_their_own() ->
     ports = {int(variables(each)["MASTER_PORT"]) for each in environments}
     assert len(ports) == len(environments)
     assert all(20000 <= port < 30000 for port in ports)
+
+
+def test_a_later_part_of_a_step_that_counts_its_tasks_from_0_has_no_task_0(slurm: Path) -> None:
+    """Its layout alone is left where the first part has ended."""
+    (slurm / "layouts" / "5.2").unlink()
+    assert variables(seen.GROUPS_0_AND_2)["MASTER_ADDR"] == "10.77.0.v2"
 
 
 def test_an_address_and_a_port_that_are_set_overrule() -> None:
