@@ -1,5 +1,6 @@
 """All planted faults."""
 
+from tests.planted_faults.discovery_faults import DISCOVERY_FAULTS
 from tests.planted_faults.folder_faults import FOLDER_FAULTS
 from tests.planted_faults.gpu_faults import GPU_FAULTS
 from tests.planted_faults.network_faults import NETWORK_FAULTS
@@ -28,4 +29,5 @@ FAULTS = (
     *TLS_FAULTS,
     *RENDEZVOUS_FAULTS,
     *NETWORK_FAULTS,
+    *DISCOVERY_FAULTS,
 )
