@@ -96,11 +96,11 @@ def _check_only_node(job: SlurmJob, command: str) -> None:
     Raises:
         ConfigError: the job has other nodes, or this is a shell on a host outside of it.
     """
-    nodes = nodes_of_job(job)
-    if nodes == [job.node]:
+    num_nodes = max(1, len(nodes_of_job(job)))
+    if num_nodes == 1 and job.node is not None:
         return
     what = "the batch script" if job.is_batch_script else "a shell"
     raise ConfigError(
-        f"this is {what} of Slurm job {job.name}, which has {len(nodes)} node{'s' * (len(nodes) != 1)}; start it on "
+        f"this is {what} of Slurm job {job.name}, which has {num_nodes} node{'s' * (num_nodes > 1)}; start it on "
         f"every node: {srun_line(job, command)}"
     )

@@ -143,12 +143,14 @@ def _is_in_interactive_step(environment: Mapping[str, str]) -> bool:
 
 def _step(environment: Mapping[str, str]) -> int | None:
     """Return the number of the step that this process is in; ``None`` if it is in none."""
-    node = environment.get("SLURMD_NODENAME")
-    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
-        if node and environment.get(name) and node not in hostnames(environment[name]):
-            # It is the step that submitted this job.
-            return None
-    return _number(environment, "SLURM_STEP_ID") if "SLURM_STEP_ID" in environment else None
+    if "SLURM_STEP_ID" not in environment:
+        return None
+    node = environment.get("SLURMD_NODENAME", "")
+    of_step, of_job = (set(hostnames(environment.get(f"SLURM_{each}_NODELIST", ""))) for each in ("STEP", "JOB"))
+    if of_step and of_job and (not of_step <= of_job or node in of_job - of_step):
+        # It is the step that submitted this job.
+        return None
+    return _number(environment, "SLURM_STEP_ID")
 
 
 def hostnames(node_list: str) -> list[str]:

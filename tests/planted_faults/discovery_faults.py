@@ -47,8 +47,8 @@ DISCOVERY_FAULTS = (
         name="a batch script is taken for a task of the step that submitted it",
         kind="missing check",
         file="hetero/slurm/job.py",
-        find="        if node and environment.get(name) and node not in hostnames(environment[name]):\n",
-        replace="        if False:\n",
+        find="    if of_step and of_job and (not of_step <= of_job or node in of_job - of_step):\n",
+        replace="    if False:\n",
         hints=("tests/unit/slurm/test_job_variables.py",),
     ),
     Fault(

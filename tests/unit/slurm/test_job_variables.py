@@ -65,6 +65,13 @@ def test_variables_of_the_job_that_submitted_this_one_do_not_count(environment: 
     assert [component.node_list for component in found.components] == ["m1"]
 
 
+def test_a_task_may_have_a_node_of_its_own_by_another_name() -> None:
+    """Users set ``SLURMD_NODENAME`` to split a node. A step that submitted a job may have been on one of its nodes."""
+    assert job({**seen.STEP, "SLURMD_NODENAME": "half-of-m1"}).task is not None
+    again = job({**seen.SUBMITTED_FROM_STEP, "SLURM_JOB_NODELIST": "m1,v1"})
+    assert (again.task, again.is_batch_script) == (None, True)
+
+
 @pytest.mark.parametrize(
     ("node_list", "hosts"),
     [
