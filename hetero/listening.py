@@ -116,10 +116,10 @@ LISTENING_SOCKETS: tuple[ListeningSocket, ...] = (
         process="rank 0, where `srun`, `mpirun` or another launcher without a store has started it",
         runs=("Slurm", "tools"),
         reach="one address",
-        address="`MASTER_ADDR`; under `srun` by default the host of task 0. All, with a warning, where that is not an "
-        "address of its own host",
-        port="`MASTER_PORT`; under `srun` by default 20000 plus the number of the job modulo 10000, which others can "
-        "guess",
+        address="`MASTER_ADDR`; under `srun` by default the address by which Slurm reaches the node of task 0. All, "
+        "with a warning, where that is not an address of its own host",
+        port="`MASTER_PORT`; under `srun` by default one of 20000 to 29999, by the numbers of job and step, which "
+        "others can guess",
         reached_by="all ranks",
         power=_AS_AT_TORCHRUN,
         firewall="let the nodes of the run through, and no others",

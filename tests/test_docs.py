@@ -59,9 +59,18 @@ FOREIGN_FLAGS = frozenset(
         "--node-rank",  # of torchrun
         "--nproc-per-node",  # of torchrun
         "--nodes",  # of sbatch
+        "--cpu-bind",  # of srun
+        "--cpus-per-task",  # of srun
+        "--distribution",  # of srun
+        "--exact",  # of srun
+        "--no-kill",  # of sbatch
+        "--nodelist",  # of srun
+        "--ntasks",  # of srun
+        "--overlap",  # of srun
         "--ntasks-per-node",  # of srun
         "--numa-binding",  # of torchrun
         "--pid",  # of py-spy
+        "--pty",  # of srun
         "--quota-backend-bytes",  # of etcd
         "--data-dir",  # of etcdctl
         "--rdzv-backend",  # of torchrun

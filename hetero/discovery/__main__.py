@@ -7,7 +7,7 @@ import argparse
 import datetime
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from hetero.console import console
 from hetero.discovery.cluster_yaml import cluster_yaml
@@ -19,7 +19,8 @@ from hetero.discovery.report import print_found
 from hetero.doctor.installed_torch import torch_facts_or_error
 from hetero.errors import HeteroError
 from hetero.extras import require
-from hetero.launch.launched_by import launch_variables
+from hetero.launch.launched_by import launch_variables, nodes_of_job, srun_line
+from hetero.slurm.job import job_of
 from hetero.standard_output import STDOUT, add_output_options, answer, directed_output, tell_error, write_output
 
 
@@ -75,7 +76,13 @@ def _described(args: argparse.Namespace, facts: Callable[[], list[NodeFacts]]) -
     ranks = facts()
     nodes = nodes_of(ranks)
     date = datetime.date.today().isoformat()
-    found = describe(nodes, date=date, num_allocated=_num_allocated(os.environ))
+    job = job_of(os.environ)
+    found = describe(
+        nodes,
+        date=date,
+        allocated=nodes_of_job(job) if job is not None else (),
+        command=srun_line(job, "hetero discover") if job is not None else "",
+    )
     text = cluster_yaml(
         found,
         heading=f"As hetero discover found it on {date}, on {len(ranks)} rank{'' if len(ranks) == 1 else 's'}. "
@@ -92,12 +99,6 @@ def _own_facts() -> NodeFacts:
     given = dict(os.environ)
     torch, error = torch_facts_or_error()
     return node_facts(given, torch, torch_error=error)
-
-
-def _num_allocated(environment: Mapping[str, str]) -> int | None:
-    """Nodes that Slurm has given; to the components of a heterogeneous step together."""
-    count = environment.get("SLURM_JOB_NUM_NODES", "")
-    return int(count) if count.isdecimal() else None
 
 
 def _mistake(error: HeteroError) -> int:

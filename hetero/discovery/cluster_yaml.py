@@ -9,7 +9,7 @@ from typing import Any
 
 from hetero.discovery.described import DescribedCluster, Remark
 from hetero.printable import printable_lines
-from hetero.spec.cluster import NodePair, NodeType
+from hetero.spec.cluster import NodePair
 from hetero.spec.link import Link
 
 WIDTH = 110
@@ -51,16 +51,16 @@ def _fields(found: DescribedCluster, value: Any, place: tuple[str, ...], *, inde
             yield f"{indent}{field.name}:"
             for item in each:
                 yield from _item(found, item, (*here, _name(item)), indent=f"{indent}  ")
+        elif isinstance(each, tuple):
+            words = f"{field.name}: [{', '.join(map(_scalar, each))}]"
+            yield from _wrapped(words, first=indent, others=f"{indent}  ")
         else:
             yield f"{indent}{field.name}: {_scalar(each)}"
 
 
 def _item(found: DescribedCluster, item: Any, place: tuple[str, ...], *, indent: str) -> Iterator[str]:
     """The lines of an entry of a list, whose dash stands before its first field."""
-    remarks = list(_comments(found.remarks, place))
-    if isinstance(item, NodeType):
-        remarks = [*_comment(f"nodes, in the order of their ranks: {', '.join(found.nodes[item.name])}"), *remarks]
-    yield from (f"{indent}{line}" for line in remarks)
+    yield from (f"{indent}{line}" for line in _comments(found.remarks, place))
     first, *rest = _fields(found, item, place, indent=f"{indent}  ")
     yield f"{indent}- {first.lstrip()}"
     yield from rest
@@ -89,7 +89,18 @@ def _comments(remarks: Sequence[Remark], place: tuple[str, ...]) -> list[str]:
 def _comment(text: str) -> list[str]:
     # YAML knows ends of lines that are no space to textwrap.
     text = printable_lines(text)
-    return [f"# {line}" for line in textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)]
+    return _wrapped(text, first="# ", others="# ")
+
+
+def _wrapped(text: str, *, first: str, others: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _flow(link: Link) -> str:

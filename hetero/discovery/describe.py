@@ -20,6 +20,9 @@ from hetero.units import GIB
 ALIKE = 0.1
 """Heuristic: hosts of one kind differ by less in their memory, and ranks of one kind in their share of the cores."""
 
+_NAMES_SHOWN = 8
+"""Names of nodes in one remark."""
+
 CPU = SHIPPED_DEVICES.of("cpu")
 
 
@@ -37,12 +40,13 @@ class _Kind:
     processor: str | None
 
 
-def describe(nodes: Sequence[Node], *, date: str, num_allocated: int | None = None) -> DescribedCluster:
+def describe(nodes: Sequence[Node], *, date: str, allocated: Sequence[str] = (), command: str = "") -> DescribedCluster:
     """The cluster of ``nodes``, which has their types in the order of their first nodes.
 
     Args:
         date: of today, as the file is to say it.
-        num_allocated: nodes of the allocation, if somebody said so.
+        allocated: names of all nodes of the job of Slurm; none outside of one.
+        command: what describes them all.
 
     Raises:
         ConfigError: the devices of a node are not alike, which a cluster file cannot say, or torch does not see them.
@@ -68,8 +72,7 @@ def describe(nodes: Sequence[Node], *, date: str, num_allocated: int | None = No
     )
     return DescribedCluster(
         cluster=cluster,
-        nodes={name: tuple(each.name for each in members) for name, (_, members) in zip(names, types, strict=True)},
-        remarks=tuple(_remarks(cluster, kinds, nodes, num_allocated=num_allocated)),
+        remarks=tuple(_remarks(cluster, kinds, nodes, allocated=allocated, command=command)),
     )
 
 
@@ -97,7 +100,8 @@ def _cpu_share(node: Node) -> float:
         seen = f"torch {host.torch.version} sees no GPU" if host.torch is not None else "no torch to ask for GPUs"
         raise ConfigError(
             f"node {node.name!r}: it has NVIDIA's driver {host.driver}, but {seen}; run `hetero doctor` there, "
-            'or set CUDA_VISIBLE_DEVICES="" to describe its processors'
+            'ask for GPUs if this is a step of Slurm (srun --gpus-per-node=N), or set CUDA_VISIBLE_DEVICES="" to '
+            "describe its processors"
         )
     shares = [round(each, 1) or 0.1 for each in node.cores]
     if max(shares) > min(shares) * (1 + ALIKE):
@@ -186,6 +190,7 @@ def _node_type(name: str, kind: _Kind, members: Sequence[Node], *, date: str) ->
         device=kind.device.name,
         gpus_per_node=kind.num_devices,
         count=len(members),
+        nodes=tuple(node.name for node in members),
         # Ranks that train on processors share the host's memory.
         memory_gib=kind.memory_gib if members[0].gpus else max(1, least // kind.num_devices // GIB),
         host=HostProfile(
@@ -216,14 +221,15 @@ def _links(node_types: Sequence[NodeType], kinds: Mapping[str, _Kind]) -> Links:
 
 
 def _remarks(
-    cluster: ClusterSpec, kinds: Mapping[str, _Kind], nodes: Sequence[Node], *, num_allocated: int | None
+    cluster: ClusterSpec, kinds: Mapping[str, _Kind], nodes: Sequence[Node], *, allocated: Sequence[str], command: str
 ) -> Iterator[Remark]:
-    if num_allocated is not None and num_allocated > len(nodes):
+    present = {node.name for node in nodes}
+    if absent := [name for name in allocated if name not in present]:
         yield Remark(
             place=(),
             kind="unknown",
-            text=f"The allocation has {num_allocated} nodes, {len(nodes)} of them told of themselves.",
-            todo="srun --ntasks-per-node=1 hetero discover",
+            text=f"The job has {len(allocated)} nodes; no task described {_some_of(absent)}.",
+            todo=command,
         )
     for device in cluster.devices:
         if device.cuda_name is not None:
@@ -253,6 +259,11 @@ def _remarks(
         kind="unknown",
         text="What a node costs is not known here; add price_per_hour to plan by cost.",
     )
+
+
+def _some_of(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NAMES_SHOWN])
+    return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN} others"
 
 
 def _of_type(node_type: NodeType, kind: _Kind, *, measure: str) -> Iterator[Remark]:

@@ -1,6 +1,5 @@
-"""The cluster that discovery describes, with what is to be said beside its figures."""
+"""The cluster that discovery describes, and remarks on its figures."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,11 +25,7 @@ class Remark:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DescribedCluster:
-    """A cluster, and what is known and not known of it.
-
-    nodes: by node type, the names of its nodes, in the order in which ranks number them.
-    """
+    """A cluster, and what is known and not known of it."""
 
     cluster: ClusterSpec
-    nodes: Mapping[str, tuple[str, ...]]
     remarks: tuple[Remark, ...]

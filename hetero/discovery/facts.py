@@ -8,6 +8,7 @@ from pydantic import ConfigDict
 
 from hetero.doctor.facts import GpuFacts, HostFacts
 from hetero.errors import ConfigError
+from hetero.printable_fields import check_name
 from hetero.serialization import STRICT
 
 
@@ -82,12 +83,13 @@ def nodes_of(ranks: Sequence[NodeFacts]) -> list[Node]:
     """The nodes of ``ranks``, in the order of their first ranks.
 
     Raises:
-        ConfigError: two machines have one name.
+        ConfigError: two machines have one name, or a name is not printable.
     """
     by_name: dict[str, list[NodeFacts]] = {}
     for facts in ranks:
         by_name.setdefault(facts.node, []).append(facts)
     for name, of_node in by_name.items():
+        check_name(name, what="the name of a node")
         machines = {facts.boot_id for facts in of_node if facts.boot_id is not None}
         if len(machines) > 1:
             raise ConfigError(

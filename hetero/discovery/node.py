@@ -9,7 +9,6 @@ from hetero.discovery.facts import NodeFacts
 from hetero.discovery.nvidia_smi import Asked, ask, gpu_topology
 from hetero.doctor.facts import TorchFacts
 from hetero.doctor.host_facts import host_facts
-from hetero.launch.launched_by import node_name
 from hetero.profiling.host_hardware import (
     ROOT,
     boot_id,
@@ -19,6 +18,7 @@ from hetero.profiling.host_hardware import (
     pcie_gb_per_s,
     processor_name,
 )
+from hetero.slurm.job import node_name
 
 
 def node_facts(

@@ -21,8 +21,8 @@ _HEADINGS: dict[RemarkKind, str] = {
 def print_found(found: DescribedCluster, console: Console, *, out: Path | None) -> None:
     """Print node types, remarks, and what to do next; ``out`` is where the file went, ``None`` for stdout."""
     console.print(_table(found))
-    for name, nodes in found.nodes.items():
-        console.print(Text(f"{name}: {', '.join(nodes)}"))
+    for node_type in found.cluster.node_types:
+        console.print(Text(f"{node_type.name}: {', '.join(node_type.nodes)}"))
     for kind, heading in _HEADINGS.items():
         # What is said of several node types is said once.
         said = dict.fromkeys((remark.text, remark.todo) for remark in found.remarks if remark.kind == kind)
@@ -33,9 +33,8 @@ def print_found(found: DescribedCluster, console: Console, *, out: Path | None) 
             if todo:
                 console.print(Text(f"  -> {todo}", style="yellow"), soft_wrap=True)
     if out is not None:
-        counted = (
-            f"{_counted(sum(map(len, found.nodes.values())), 'node')}, {_counted(found.cluster.num_devices, 'device')}"
-        )
+        num_nodes = sum(node_type.count for node_type in found.cluster.node_types)
+        counted = f"{_counted(num_nodes, 'node')}, {_counted(found.cluster.num_devices, 'device')}"
         console.print(Text(f"\n{out}: {counted}; docs/cluster.md explains every line. Next:"), soft_wrap=True)
         plan = f"hetero plan --cluster {shlex.quote(str(out))} --model MODEL.yaml --global-batch-size N"
         console.print(Text(f"  {plan}"), soft_wrap=True)

@@ -151,7 +151,7 @@ def present_cluster(cluster: ClusterSpec, counts: NodeCounts) -> ClusterSpec:
             hint = near_match(name, known) or f" (known: {', '.join(known)})"
             raise ConfigError(f"cluster: it has no node type {name!r}{hint}")
     present = tuple(
-        dataclasses.replace(node_type, count=counts[node_type.name])
+        dataclasses.replace(node_type, count=counts[node_type.name], nodes=())
         for node_type in cluster.node_types
         if counts.get(node_type.name, 0) > 0
     )

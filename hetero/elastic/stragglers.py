@@ -164,7 +164,7 @@ def with_slower_type(problem: PlanningProblem, node_type: str, factor: float) ->
         return problem
     place, base = next((i, each) for i, each in enumerate(cluster.node_types) if each.name == node_type)
     device = slower_type(base.device, factor)
-    variant = dataclasses.replace(base, name=name, device=device, count=1)
+    variant = dataclasses.replace(base, name=name, device=device, count=1, nodes=())
     links = dataclasses.replace(
         cluster.links, node_pairs=(*cluster.links.node_pairs, *_pairs_of(cluster, node_type, name))
     )

@@ -37,10 +37,13 @@ def changes_since(plan: Plan, cluster: ClusterSpec) -> str:
 
     Such a plan is as right as it was, but its prediction is not, and another plan may be faster.
     """
-    if plan.provenance is None or (before := plan.provenance.cluster) == cluster:
+    if plan.provenance is None:
+        return ""
+    before, now = plan.provenance.cluster.without_node_names(), cluster.without_node_names()
+    if before == now:
         return ""
     changed = [
-        each.name for each in dataclasses.fields(cluster) if getattr(before, each.name) != getattr(cluster, each.name)
+        field.name for field in dataclasses.fields(now) if getattr(before, field.name) != getattr(now, field.name)
     ]
     return (
         f"the cluster has other {' and '.join(changed)} than when the plan was made; its prediction is of before, and "

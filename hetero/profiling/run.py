@@ -17,12 +17,13 @@ from hetero.distributed.process_exit import freeze_objects
 from hetero.distributed.shared_devices import index_of_device
 from hetero.doctor.host_facts import host_facts
 from hetero.errors import ConfigError, HeteroError
-from hetero.launch.launched_by import launch_variables, node_name
+from hetero.launch.launched_by import launch_variables, local_rank
 from hetero.output_files import make_folder
 from hetero.profiling.host_hardware import processor_name
 from hetero.profiling.run_options import add_run_options, check_run_options, words_of_run
 from hetero.serialization import load
 from hetero.shown_secrets import shown_command
+from hetero.slurm.job import node_name
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.devices import DeviceCatalogue
 from hetero.spec.found_device import FoundDevice
@@ -88,19 +89,29 @@ def _name_and_known_types(args: argparse.Namespace) -> tuple[str | None, DeviceC
         return args.device_type, SHIPPED_DEVICES
     cluster = load(ClusterSpec, args.cluster)
     rank, world_size = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
-    return device_in_cluster(cluster, rank=rank, world_size=world_size, source=args.cluster), cluster.device_types
+    node = node_name(os.environ)
+    return (
+        device_in_cluster(cluster, node=node, rank=rank, world_size=world_size, source=args.cluster),
+        cluster.device_types,
+    )
 
 
-def device_in_cluster(cluster: ClusterSpec, *, rank: int, world_size: int, source: Path) -> str:
-    """The name of a rank's device in a launch with a rank for each device of ``cluster``, for each node, for each node
-    type, or for all of it where there is one type; always in the order of the file.
+def device_in_cluster(cluster: ClusterSpec, *, node: str, rank: int, world_size: int, source: Path) -> str:
+    """Return the name of a rank's device: that of the node type that names its node, in whatever order ranks are.
+
+    If the file does not name the node, the launch is to have a rank for each device of ``cluster``, for each node, for
+    each node type, or for all of it where there is one type; always in the order of the file.
 
     Args:
+        node: what the node of the rank is called.
         source: the file, for messages.
 
     Raises:
         ConfigError: the launch has another number of ranks.
     """
+    for node_type in cluster.node_types:
+        if node in node_type.nodes:
+            return node_type.device
     names = [node_type.device for node_type in cluster.node_types]
     counts = [node_type.count for node_type in cluster.node_types]
     devices = [node_type.count * node_type.gpus_per_node for node_type in cluster.node_types]
@@ -134,9 +145,8 @@ def _profiled_device(args: argparse.Namespace, name: str | None, known: DeviceCa
     if args.device == "cuda" and not facts.gpus:
         raise ConfigError("--device cuda: torch sees no GPU here; run `hetero doctor`, or give --device cpu")
     if facts.gpus and args.device != "cpu":
-        local_rank = int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
         # Slurm may show each task its own device alone; measure_together notices those that are one device.
-        index = index_of_device(local_rank, len(facts.gpus), shares_devices=True)
+        index = index_of_device(local_rank(os.environ), len(facts.gpus), shares_devices=True)
         assert index is not None, "there is a device"
         gpu = facts.gpus[index]
         device, hardware = torch.device("cuda", index), gpu.name

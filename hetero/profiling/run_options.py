@@ -38,7 +38,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         "--cluster",
         type=Path,
         metavar="CLUSTER",
-        help="cluster.yaml, whose names of devices profiles get: rank by rank, in the order of the file",
+        help="cluster.yaml, whose names of devices profiles get: by the node's name where the file has it, else rank "
+        "by rank, in the order of the file",
     )
     parser.add_argument(
         "--tp", type=int, nargs="+", metavar="N", help=f"default: those of {TPS} that the model can be cut into"

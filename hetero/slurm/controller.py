@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from hetero.errors import ConfigError
-from hetero.slurm.job import SlurmJob, StepTask, first_host
+from hetero.slurm.job import SlurmJob, StepTask, hostnames
 
 ANSWER_WITHIN_S = 60.0
 """For the controller, which a busy cluster keeps waiting; commands of Slurm give up by themselves later."""
@@ -80,15 +80,6 @@ def allocated_nodes(job: SlurmJob) -> tuple[AllocatedNode, ...]:
     )
 
 
-def hostnames(node_list: str) -> list[str]:
-    """The nodes of a list that Slurm has shortened, in its order.
-
-    Raises:
-        ConfigError: ``scontrol`` is not here.
-    """
-    return _scontrol("show", "hostnames", node_list).split() if node_list else []
-
-
 def nodes_called(names: Iterable[str]) -> list[SlurmNode]:
     """What Slurm says of some nodes; of one that it does not speak of, the name alone.
 
@@ -122,57 +113,44 @@ def default_partition() -> str | None:
 
 
 def address_of_task_0(job: SlurmJob, task: StepTask) -> str:
-    """The address of the node of a step's task 0; its name where Slurm does not say the address.
+    """Return the address of the node of a step's task 0; its name where Slurm does not say the address.
 
-    Where tasks are, the layout of the step alone says in all forms of a step: tasks may be placed by a user, lists of
-    nodes are sorted, and ``srun A : B`` counts tasks over its parts in their order. Where Slurm's commands are not
-    at hand, as in a container, task 0 is taken to be on the first node of the first component that has a part.
+    The layout of the step says in all its forms which node that is: a user may have placed tasks, lists of nodes are
+    sorted, and ``srun A : B`` counts tasks over its parts in their order. Where Slurm's commands are missing, as in a
+    container, it is taken to be the first node of the first component that takes part.
 
     Returns:
-        Empty if Slurm says of no node.
+        Empty if no variable names the nodes of the step.
 
     Raises:
-        ConfigError: tasks were placed by a user, and Slurm does not say where.
+        ConfigError: a user has placed the tasks, and Slurm does not say where.
     """
-    node, problem = _node_of_task_0(job, task)
-    if not node:
-        if task.is_placed_by_user:
-            raise ConfigError(
-                "tasks of this step are where a user has placed them (SLURM_HOSTFILE or --distribution=arbitrary), and "
-                f"Slurm does not say where task 0 is ({problem}); set MASTER_ADDR to its host"
-            )
-        node = _first_node(job, task)
+    of_step = set(hostnames(task.node_list))
+    parts = ((each, [node for node in hostnames(each.node_list) if node in of_step]) for each in job.components)
+    component, nodes = next(((each, nodes) for each, nodes in parts if nodes), (job.components[0], []))
+    # Task 0 is in the first part; layouts of the others count their tasks from 0, too.
+    node, problem = _first_task_in_layout(f"{component.number}.{task.step}")
+    if not node and task.is_placed_by_user:
+        raise ConfigError(
+            "tasks of this step are where a user has placed them (SLURM_HOSTFILE or --distribution=arbitrary), and "
+            f"Slurm does not say where task 0 is ({problem}); set MASTER_ADDR to its host"
+        )
+    node = node or next(iter(nodes), "")
     try:
-        (facts,) = nodes_called([node] if node else [])
-    except (ConfigError, ValueError):
+        return nodes_called([node])[0].address if node else ""
+    except ConfigError:
         return node
-    return facts.address
 
 
-def _node_of_task_0(job: SlurmJob, task: StepTask) -> tuple[str, str]:
-    """The node by ``sattach --layout``, else empty and why."""
-    problem = ""
-    for component in job.components:
-        asked = ["sattach", "--layout", f"{component.number}.{task.step}"]
-        done = _ended(asked)
-        if isinstance(done, str):
-            return "", f"{shlex.join(asked)}: {done}"
-        if found := _HAS_TASK_0.search(done.stdout):
-            return found[1], ""
-        said = (done.stderr.strip() or "no answer").splitlines()[-1]
-        problem = f"{shlex.join(asked)}: {said}"
-    return "", problem
-
-
-def _first_node(job: SlurmJob, task: StepTask) -> str:
-    """The first node of a step by Slurm's variables."""
-    if not job.is_heterogeneous:
-        return first_host(task.node_list)
-    try:
-        of_step = set(hostnames(task.node_list))
-        return next(n for each in job.components for n in hostnames(each.node_list) if n in of_step)
-    except (ConfigError, StopIteration):
-        return first_host(job.components[0].node_list)
+def _first_task_in_layout(step: str) -> tuple[str, str]:
+    """Return the node of task 0 in the layout of a step; else empty, and why."""
+    asked = ["sattach", "--layout", step]
+    done = _ended(asked)
+    if isinstance(done, str):
+        return "", f"{shlex.join(asked)}: {done}"
+    if found := _HAS_TASK_0.search(done.stdout):
+        return found[1], ""
+    return "", f"{shlex.join(asked)}: {(done.stderr.strip() or 'no answer').splitlines()[-1]}"
 
 
 def step_started_by(job: SlurmJob, *, pid: int, host: str) -> str | None:

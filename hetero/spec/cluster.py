@@ -50,6 +50,8 @@ class NodeType:
     """A number of equal nodes in one zone; the same hardware in two zones is two node types.
 
     device: the name of a device type that ships (:mod:`hetero.spec.shipped_devices`), or that the cluster describes.
+    nodes: names of the nodes, as Slurm calls them, else their hosts, in the order of their ranks; empty if the file
+        does not say which nodes they are. A launch in an allocation of Slurm assigns nodes by them.
     memory_gib: of one device, where it is not the nominal one.
     host: what its host has been measured to do for the devices; ``None`` if nobody has.
     host_memory_gib: of one node, where training is to use less than ``host`` says, or nobody has measured that;
@@ -68,6 +70,7 @@ class NodeType:
     device: str
     gpus_per_node: int
     count: int = 1
+    nodes: tuple[str, ...] = ()
     memory_gib: int | None = None
     host: HostProfile | None = None
     host_memory_gib: int | None = None
@@ -109,6 +112,7 @@ class NodeType:
                 f"{MAX_PRICE_PER_HOUR:g}; state the price of one node for one hour"
             )
         self._check_host()
+        self._check_nodes()
         sizes = [group.size for group in self.all_reduce_inside_node]
         if sizes != sorted(set(sizes)):
             raise ConfigError(
@@ -128,6 +132,19 @@ class NodeType:
                 f"node type {self.name!r}: gpus_per_switch of its host is {self.host.gpus_per_switch}, must be at most "
                 f"gpus_per_node, which is {self.gpus_per_node}"
             )
+
+    def _check_nodes(self) -> None:
+        if self.nodes and len(self.nodes) != self.count:
+            raise ConfigError(
+                f"node type {self.name!r}: nodes lists {len(self.nodes)} name{'s' * (len(self.nodes) != 1)}, count is "
+                f"{self.count}; name every node once, or leave nodes out"
+            )
+        for node in self.nodes:
+            if node.split() != [node]:
+                raise ConfigError(
+                    f"node type {self.name!r}: nodes lists {node!r}, which is no name of a node; write it without "
+                    "spaces, as Slurm calls the node"
+                )
 
     @property
     def usable_host_memory_gib(self) -> float | None:
@@ -210,6 +227,7 @@ class ClusterSpec:
         names = Counter(node_type.name for node_type in self.node_types)
         if repeated := [name for name, count in names.items() if count > 1]:
             raise ConfigError(f"cluster: node_types lists {repeated[0]!r} more than once; give each type its own name")
+        self._check_nodes_differ()
         if self.num_devices > MAX_DEVICES:
             largest = max(self.node_types, key=lambda node_type: node_type.num_devices)
             raise ConfigError(
@@ -220,6 +238,18 @@ class ClusterSpec:
         self._check_devices()
         self._check_node_pairs()
         self._check_zone_pairs()
+
+    def _check_nodes_differ(self) -> None:
+        type_of: dict[str, str] = {}
+        for node_type in self.node_types:
+            for node in node_type.nodes:
+                if node in type_of:
+                    where = dict.fromkeys((type_of[node], node_type.name))
+                    raise ConfigError(
+                        f"cluster: nodes lists {node!r} twice, in node type {' and '.join(map(repr, where))}; each "
+                        "node belongs to one type: take it out of one"
+                    )
+                type_of[node] = node_type.name
 
     def _check_devices(self) -> None:
         check_described_once(self.devices)
@@ -286,6 +316,12 @@ class ClusterSpec:
             return self
         return dataclasses.replace(
             self, node_types=tuple(dataclasses.replace(each, host_memory_gib=gib) for each in self.node_types)
+        )
+
+    def without_node_names(self) -> "ClusterSpec":
+        """Return the same cluster on nodes that are not named: what plans and predictions depend on."""
+        return dataclasses.replace(
+            self, node_types=tuple(dataclasses.replace(node_type, nodes=()) for node_type in self.node_types)
         )
 
     @property

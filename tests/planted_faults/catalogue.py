@@ -1,6 +1,7 @@
 """All planted faults."""
 
 from tests.planted_faults.batch_script_faults import BATCH_SCRIPT_FAULTS
+from tests.planted_faults.discovery_faults import DISCOVERY_FAULTS
 from tests.planted_faults.folder_faults import FOLDER_FAULTS
 from tests.planted_faults.gpu_faults import GPU_FAULTS
 from tests.planted_faults.network_faults import NETWORK_FAULTS
@@ -30,4 +31,5 @@ FAULTS = (
     *RENDEZVOUS_FAULTS,
     *NETWORK_FAULTS,
     *BATCH_SCRIPT_FAULTS,
+    *DISCOVERY_FAULTS,
 )

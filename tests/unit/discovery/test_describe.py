@@ -1,6 +1,7 @@
 """Nodes become a cluster: alike ones one type, links as their hardware is made for, and what nobody knows is said."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,8 @@ from tests.unit.doctor.samples import A100, V100, torch_of
 DATE = "2026-11-23"
 
 
-def described(*ranks: NodeFacts, num_allocated: int | None = None) -> DescribedCluster:
-    return describe(nodes_of(ranks), date=DATE, num_allocated=num_allocated)
+def described(*ranks: NodeFacts, allocated: Sequence[str] = ()) -> DescribedCluster:
+    return describe(nodes_of(ranks), date=DATE, allocated=allocated, command="srun it again")
 
 
 def written(found: DescribedCluster, folder: Path) -> tuple[str, ClusterSpec]:
@@ -51,7 +52,11 @@ def test_alike_nodes_are_one_type_and_others_their_own(tmp_path: Path) -> None:
         gpu_node("a2", *EIGHT_A100, memory_bytes=504 * GIB),
         gpu_node("a3", *EIGHT_A100, memory_bytes=1024 * GIB),
     )
-    assert found.nodes == {"A100-40-x8": ("a1", "a2"), "V100-16-x4": ("v1",), "A100-40-x8-2": ("a3",)}
+    assert {each.name: each.nodes for each in found.cluster.node_types} == {
+        "A100-40-x8": ("a1", "a2"),
+        "V100-16-x4": ("v1",),
+        "A100-40-x8-2": ("a3",),
+    }
     (fast, slow, large) = found.cluster.node_types
     assert (fast.device, fast.gpus_per_node, fast.count) == ("A100-40", 8, 2)
     assert fast.host is not None
@@ -64,17 +69,28 @@ def test_alike_nodes_are_one_type_and_others_their_own(tmp_path: Path) -> None:
     assert found.cluster.links.node_pairs == ()
     text, loaded = written(found, tmp_path)
     assert loaded == found.cluster
-    assert "  # nodes, in the order of their ranks: a1, a2\n" in text
+    assert "\n    nodes: [a1, a2]\n" in text
     assert "28 NV12, 25 GB/s per link and direction" in " ".join(text.replace("#", "").split())
 
 
 @pytest.mark.parametrize("strange", ["\n", "\x85", "\u2028", "\x1b[2J", "\u202e"])
-def test_a_name_ends_no_comment_of_the_file(strange: str, tmp_path: Path) -> None:
+def test_a_name_that_is_not_printable_is_refused(strange: str) -> None:
     """The name of a node comes from its host or from Slurm; YAML has more ends of lines than a shell."""
-    found = described(gpu_node(f"a1{strange}links: 1", *EIGHT_A100))
+    with pytest.raises(
+        ConfigError, match=r"the name of a node: 'a1.*links: 1' has the character U\+.*take it out"
+    ) as caught:
+        described(gpu_node(f"a1{strange}links: 1", *EIGHT_A100))
+    assert str(caught.value).isprintable()
+
+
+def test_names_of_nodes_are_read_as_they_are_written(tmp_path: Path) -> None:
+    """Those that YAML would take for a number or a truth value too, in lists that are longer than a line."""
+    names = ["007", "1e5", "no", "true", "[x]", "a:b", *(f"rack-{i:03}.cluster" for i in range(40))]
+    found = described(*(gpu_node(name, *EIGHT_A100) for name in names))
     text, loaded = written(found, tmp_path)
     assert loaded == found.cluster
-    assert all(line.isprintable() for line in text.split("\n"))
+    assert loaded.node_types[0].nodes == tuple(names)
+    assert max(map(len, text.splitlines())) <= 120
 
 
 def test_the_slowest_pair_counts_of_those_that_the_ranks_see() -> None:
@@ -215,11 +231,13 @@ def test_unequal_shares_of_a_machine_are_devices_of_their_own(tmp_path: Path) ->
     assert found.cluster.device_types.of("cpu-2-cores") == DeviceType(name="cpu-2-cores")
 
 
-def test_what_the_allocation_has_beside() -> None:
-    found = described(gpu_node("a", A100), num_allocated=4)
-    assert found.remarks[0].text == "The allocation has 4 nodes, 1 of them told of themselves."
-    assert found.remarks[0].todo == "srun --ntasks-per-node=1 hetero discover"
-    assert described(gpu_node("a", A100), num_allocated=1).remarks[0].place != ()
+def test_nodes_of_the_job_that_did_not_take_part_are_named() -> None:
+    first = described(gpu_node("a", A100), allocated=["a", "b", "c"]).remarks[0]
+    assert first.text == "The job has 3 nodes; no task described b, c."
+    assert first.todo == "srun it again"
+    many = described(gpu_node("a", A100), allocated=["a", *(f"n{i}" for i in range(20))]).remarks[0]
+    assert many.text.endswith("no task described n0, n1, n2, n3, n4, n5, n6, n7 and 12 others.")
+    assert described(gpu_node("a", A100), allocated=["a"]).remarks[0].place != ()
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,10 @@ def legal_on(made: Plan, counts: dict[str, int]) -> bool:
 
 def test_the_present_cluster_has_the_counts_and_the_links_that_are_left() -> None:
     assert present_cluster(CLUSTER, {"fast": 2, "slow": 2}) == CLUSTER
+    names = {"fast": ("f0", "f1"), "slow": ("s0", "s1")}
+    named = [dataclasses.replace(each, nodes=names[each.name]) for each in CLUSTER.node_types]
+    fewer = present_cluster(dataclasses.replace(CLUSTER, node_types=tuple(named)), {"fast": 1, "slow": 2})
+    assert [each.nodes for each in fewer.node_types] == [(), ()], "it is not known which node is left"
     left = present_cluster(CLUSTER, {"fast": 3, "slow": 0})
     assert [(each.name, each.count) for each in left.node_types] == [("fast", 3)]
     assert (left.links.zone_pairs, len(left.links.node_pairs)) == ((), 1)

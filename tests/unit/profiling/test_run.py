@@ -1,5 +1,6 @@
 """Which device of a cluster file a rank of ``hetero profile run`` is."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ FAST, SLOW = ["A100-40"], ["V100-16"]
 
 
 def names(spec: ClusterSpec, world_size: int) -> list[str]:
-    return [device_in_cluster(spec, rank=r, world_size=world_size, source=FILE) for r in range(world_size)]
+    return [device_in_cluster(spec, node="n", rank=r, world_size=world_size, source=FILE) for r in range(world_size)]
 
 
 @pytest.mark.parametrize(
@@ -40,3 +41,17 @@ def test_another_number_of_ranks_is_refused(world_size: int) -> None:
     message = rf"^--cluster c.yaml: it has 10 devices on 3 nodes of 2 node types, the launch has {world_size} ranks?; "
     with pytest.raises(ConfigError, match=message + "start a rank for each device"):
         names(MIXED, world_size)
+
+
+def test_a_node_that_the_file_names_has_its_device_in_any_order_of_ranks() -> None:
+    """Of Slurm's order the file knows nothing; a launch may have any number of ranks then."""
+    types = [
+        dataclasses.replace(each, nodes=tuple(f"{each.name}{i}" for i in range(each.count)))
+        for each in MIXED.node_types
+    ]
+    spec = dataclasses.replace(MIXED, node_types=tuple(types))
+    found = [
+        device_in_cluster(spec, node=node, rank=rank, world_size=2, source=FILE)
+        for rank, node in enumerate(("slow0", "fast1"))
+    ]
+    assert found == SLOW + FAST

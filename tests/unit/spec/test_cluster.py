@@ -242,6 +242,48 @@ def test_the_cluster_round_trips() -> None:
     assert from_json(ClusterSpec, to_json(CLUSTER), source="memory") == CLUSTER
 
 
+def named(node_type: NodeType, *nodes: str) -> NodeType:
+    return dataclasses.replace(node_type, nodes=nodes)
+
+
+def test_nodes_may_be_named(tmp_path: Path) -> None:
+    """By YAML and by JSON, in which plans carry their cluster; a plan depends on everything else."""
+    (tmp_path / "c.yaml").write_text(
+        "node_types: [{name: a, device: A100-40, gpus_per_node: 8, count: 2, nodes: [gpu-7, gpu-3]}]"
+    )
+    cluster = load(ClusterSpec, tmp_path / "c.yaml")
+    assert cluster.node_types[0].nodes == ("gpu-7", "gpu-3")
+    assert from_json(ClusterSpec, to_json(cluster), source="memory") == cluster
+    others = dataclasses.replace(cluster, node_types=(named(cluster.node_types[0], "gpu-1", "gpu-2"),))
+    assert cluster != others
+    assert cluster.without_node_names() == others.without_node_names()
+
+
+def test_a_name_for_every_node_or_for_none() -> None:
+    with pytest.raises(ConfigError, match=r"'fast': nodes lists 1 name, count is 2; name every node once, or leave"):
+        named(FAST, "a")
+    with pytest.raises(ConfigError, match=r"'fast': nodes lists 3 names, count is 2"):
+        named(FAST, "a", "b", "c")
+    for name in ("", "a b"):
+        with pytest.raises(ConfigError, match=rf"'slow': nodes lists '{name}', which is no name of a node; write it"):
+            named(SLOW, name)
+
+
+def test_no_node_is_there_twice() -> None:
+    with pytest.raises(ConfigError, match=r"nodes lists 'b' twice, in node type 'fast' and 'slow'; .*take it out of"):
+        ClusterSpec(node_types=(named(FAST, "a", "b"), named(SLOW, "b")))
+    with pytest.raises(ConfigError, match=r"nodes lists 'a' twice, in node type 'fast'; "):
+        ClusterSpec(node_types=(named(FAST, "a", "a"),))
+
+
+def test_names_of_nodes_are_printable(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text(to_json(ClusterSpec(node_types=(named(SLOW, "gpu\x1b[2J"),))))
+    with pytest.raises(
+        ConfigError, match=r"c\.json: node_types\.0\.nodes\.0: 'gpu\\x1b\[2J' has the character U\+001B"
+    ):
+        load(ClusterSpec, tmp_path / "c.json")
+
+
 def test_yaml_names_the_place_of_a_mistake(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text("node_types: [{name: a, device: A100-40, gpus_per_nod: 8}]")

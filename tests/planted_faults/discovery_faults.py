@@ -1,0 +1,86 @@
+"""Faults of where the ranks of a step of Slurm meet, of who they are, and of the names of nodes in a cluster file."""
+
+from tests.planted_faults.fault import Fault
+
+DISCOVERY_FAULTS = (
+    Fault(
+        name="tasks of srun meet at the first node of the sorted list",
+        kind="wrong value",
+        file="hetero/slurm/controller.py",
+        find='    node = node or next(iter(nodes), "")\n',
+        replace="    node = hostnames(task.node_list)[0]\n",
+        hints=("tests/unit/launch/test_launched_by.py",),
+    ),
+    Fault(
+        name="tasks of srun meet at a node by its name, which need not resolve",
+        kind="wrong value",
+        file="hetero/slurm/controller.py",
+        find='        return nodes_called([node])[0].address if node else ""\n',
+        replace="        return node\n",
+        hints=("tests/unit/launch/test_launched_by.py",),
+    ),
+    Fault(
+        name="two steps of one job meet at one port",
+        kind="wrong value",
+        file="hetero/launch/launched_by.py",
+        find="(job.number * _STEPS_APART + int(task.step))",
+        replace="(job.number * _STEPS_APART)",
+        hints=("tests/unit/launch/test_launched_by.py",),
+    ),
+    Fault(
+        name="the shell of salloc describes one node as all",
+        kind="missing check",
+        file="hetero/slurm/job.py",
+        find="    if step is None or step >= _FIRST_SPECIAL_STEP or ",
+        replace="    if step is None or ",
+        hints=("tests/unit/slurm/test_job_variables.py",),
+    ),
+    Fault(
+        name="a job goes by the name of the task of an array that submitted it",
+        kind="wrong value",
+        file="hetero/slurm/job.py",
+        find='    if environment.get("SLURM_ARRAY_JOB_ID") == name:\n',
+        replace='    if environment.get("SLURM_ARRAY_JOB_ID"):\n',
+        hints=("tests/unit/slurm/test_job_variables.py",),
+    ),
+    Fault(
+        name="a batch script is taken for a task of the step that submitted it",
+        kind="missing check",
+        file="hetero/slurm/job.py",
+        find="    if of_step and of_job and (not of_step <= of_job or node in of_job - of_step):\n",
+        replace="    if False:\n",
+        hints=("tests/unit/slurm/test_job_variables.py",),
+    ),
+    Fault(
+        name="a cluster file names a node twice",
+        kind="missing check",
+        file="hetero/spec/cluster.py",
+        find="        self._check_nodes_differ()\n",
+        replace="",
+        hints=("tests/unit/spec/test_cluster.py",),
+    ),
+    Fault(
+        name="discovery does not say which nodes it described",
+        kind="dropped value",
+        file="hetero/discovery/describe.py",
+        find="        nodes=tuple(node.name for node in members),\n",
+        replace="",
+        hints=("tests/unit/discovery/test_describe.py",),
+    ),
+    Fault(
+        name="a plan seems outdated because its nodes have other names",
+        kind="missing check",
+        file="hetero/launch/cluster_of_plan.py",
+        find="before, now = plan.provenance.cluster.without_node_names(), cluster.without_node_names()",
+        replace="before, now = plan.provenance.cluster, cluster",
+        hints=("tests/unit/launch/test_cluster_of_plan.py",),
+    ),
+    Fault(
+        name="ranks of a profile are devices by their order on nodes that the file names",
+        kind="wrong value",
+        file="hetero/profiling/run.py",
+        find="        if node in node_type.nodes:\n",
+        replace="        if False:\n",
+        hints=("tests/unit/profiling/test_run.py",),
+    ),
+)
