@@ -7,12 +7,13 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.metadata import entry_points
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+from hetero.checkpoint.folder import latest_step
 from hetero.command_line import PORT
 from hetero.commands.show import legal_plan
 from hetero.console import console
@@ -27,17 +28,22 @@ from hetero.launch.machine_names import check_addresses_differ
 from hetero.launch.planned_flags import check_nothing_is_missing, launch_flags, missing_flags, planned_flags
 from hetero.launch.probing import check_hosts
 from hetero.launch.run import HostCommand, run_on_hosts
-from hetero.launch.slurm import Allocation, allocated_hosts, allocation_in, check_allocation, step_script
-from hetero.launch.slurm_batch_script import batch_script
+from hetero.launch.slurm_batch_script import batch_script, goes_on
 from hetero.launch.slurm_components import site_at_hand
+from hetero.launch.slurm_nodes import placed_nodes
+from hetero.launch.slurm_run import run_step
+from hetero.launch.slurm_step import step_words
 from hetero.launch.ssh import DEFAULT_SSH, command_on, variables_line, watched
-from hetero.launch.torchrun import LOOPBACK, TorchrunOptions, drawn_port
+from hetero.launch.torchrun import LOOPBACK, TorchrunOptions, drawn_port, shell_text
 from hetero.output_files import make_folder
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan
 from hetero.printable import printable
 from hetero.report.tables.launch import launch_table
 from hetero.serialization import load
+from hetero.slurm.controller import allocated_nodes
+from hetero.slurm.job import SlurmJob, hostnames, job_of
+from hetero.slurm.step_environment import environment_for_srun
 from hetero.spec.cluster import ClusterSpec
 from hetero.standard_output import STDOUT, answer, check_output, output_file, write_output
 
@@ -67,7 +73,7 @@ def add_launch(commands: Any) -> None:
         nargs="+",
         metavar="[TYPE=]HOST,...",
         help="of each node type, or in the order of the cluster file (default: what Slurm has allocated, else "
-        "localhost if one is enough, else made-up names)",
+        "localhost if one is enough, else made-up names); nodes of Slurm's allocation are started by srun",
     )
     hosts.add_argument(
         "--hostfile",
@@ -122,6 +128,14 @@ def _add_slurm_and_ssh_options(parser: argparse.ArgumentParser) -> None:
         "a folder for each job and rank (default: launch-logs)",
     )
     group.add_argument(
+        "--components",
+        type=lambda text: text.split(","),
+        default=[],
+        metavar="TYPE,...",
+        help="in Slurm's allocation: the node type of each component of the job, in its order (default: by the GPUs "
+        "and the names of its nodes)",
+    )
+    group.add_argument(
         "--sbatch-option",
         action="append",
         default=[],
@@ -142,20 +156,30 @@ def _launch(args: argparse.Namespace) -> int:
     flags = launch_flags(planned_flags(plan, args.plan), args.flags)
     if (args.start or args.sbatch is not None) and Path(args.program).name == PROGRAM:
         check_nothing_is_missing(args.flags)
-    allocation = allocation_in(os.environ) if not _hosts_given_by(args) and args.sbatch is None else None
-    under_slurm = args.sbatch is not None or allocation is not None
+    job = _job(args)
+    under_slurm = args.sbatch is not None or job is not None
     _check_options_have_an_effect(args, over_ssh=args.start and not under_slurm, under_slurm=under_slurm)
     if args.start or args.sbatch is not None:
         _check_rendezvous_is_registered(args)
     if args.sbatch is not None:
         return _write_batch_script(args, cluster, flags)
-    if allocation is not None:
-        return _in_allocation(args, plan, cluster, flags, allocation)
+    if job is not None:
+        return _in_allocation(args, plan, cluster, flags, job)
     hosts = _hosts(args, cluster)
     if args.start:
         return _run(args, cluster, flags, hosts)
     _print_lines(args, plan, flags, hosts)
     return 0
+
+
+def _job(args: argparse.Namespace) -> SlurmJob | None:
+    """The job of Slurm that starts the plan: that of this process, unless hosts outside of it are named."""
+    job = job_of(os.environ)
+    if job is None or args.sbatch is not None or args.hostfile is not None or args.ssh is not None:
+        return None
+    nodes = {node for component in job.components for node in hostnames(component.node_list)}
+    named = {host for word in args.hosts or () for host in word.rpartition("=")[2].split(",")}
+    return job if named <= nodes else None
 
 
 def _hosts_given_by(args: argparse.Namespace) -> str:
@@ -177,6 +201,8 @@ def _hosts(args: argparse.Namespace, cluster: ClusterSpec) -> tuple[NodeHost, ..
 def _check_options_have_an_effect(args: argparse.Namespace, *, over_ssh: bool, under_slurm: bool) -> None:
     if args.sbatch_option and args.sbatch is None:
         raise ConfigError(f"--sbatch-option {args.sbatch_option[0]} has no effect without --sbatch: add that")
+    if args.components and not (under_slurm and args.sbatch is None):
+        raise ConfigError("--components has no effect but in an allocation of Slurm: leave it out")
     if args.ssh is not None and not over_ssh:
         raise ConfigError("--ssh has no effect but with --run outside of Slurm: leave it out")
     if args.logs is not None and not (over_ssh or under_slurm):
@@ -218,7 +244,9 @@ def _check_rendezvous_is_registered(args: argparse.Namespace) -> None:
     Raises:
         ConfigError: it will not.
     """
-    if args.torchrun or _own_torchrun() is None or RENDEZVOUS in entry_points(group="torchrun.handlers").names:
+    # All distributions: what an older installation has left in this folder hides the new one.
+    handlers = (each.name for one in distributions() for each in one.entry_points.select(group="torchrun.handlers"))
+    if args.torchrun or _own_torchrun() is None or RENDEZVOUS in handlers:
         return
     raise ConfigError(
         f"{_own_torchrun()} does not know the rendezvous {RENDEZVOUS!r}: this megatron-hetero was installed before it "
@@ -314,12 +342,18 @@ def _run(args: argparse.Namespace, cluster: ClusterSpec, flags: Sequence[str], h
 
 
 def _write_batch_script(args: argparse.Namespace, cluster: ClusterSpec, flags: Sequence[str]) -> int:
-    options = _slurm_options(args, flags)
+    environment = dict(args.env)
     script = batch_script(
-        cluster, options, sbatch_options=args.sbatch_option, made_by=args.command_line, site=site_at_hand()
+        cluster,
+        _words_in_job(args),
+        flags=args.flags,
+        environment=environment,
+        sbatch_options=args.sbatch_option,
+        made_by=args.command_line,
+        site=site_at_hand(),
     )
     check_output(args.sbatch, asked_by="--sbatch")
-    has_values = any(value is not None for value in options.environment.values())
+    has_values = any(value is not None for value in environment.values())
     where = write_output(args.sbatch, script.text.encode(), is_private=has_values)
     for note in script.notes:
         sys.stderr.write(f"hetero: note: {printable(note)}\n")
@@ -329,23 +363,44 @@ def _write_batch_script(args: argparse.Namespace, cluster: ClusterSpec, flags: S
     return 0
 
 
+def _words_in_job(args: argparse.Namespace) -> list[str]:
+    """This launch as a batch script has it, without variables and flags of the program."""
+    given = {
+        "--cluster": args.cluster,
+        "--program": args.program if args.program != PROGRAM else None,
+        "--torchrun": args.torchrun,
+        "--master-addr": args.master_addr or None,
+        "--master-port": args.master_port,
+        "--numa-binding": args.numa_binding,
+        "--logs": args.logs,
+    }
+    options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    return [sys.executable, "-m", "hetero", "launch", str(args.plan), *options]
+
+
 def _in_allocation(
-    args: argparse.Namespace, plan: Plan, cluster: ClusterSpec, flags: Sequence[str], allocation: Allocation
+    args: argparse.Namespace, plan: Plan, cluster: ClusterSpec, flags: Sequence[str], job: SlurmJob
 ) -> int:
     """Print or run the srun step of Slurm's allocation."""
-    check_allocation(allocation, cluster)
-    options = _slurm_options(args, flags)
+    nodes = placed_nodes(cluster, allocated_nodes(job), hosts=args.hosts or (), components=args.components)
+    words = step_words(job, nodes, _slurm_options(args, flags), cluster=cluster)
     if args.start:
         if args.json:
-            raise ConfigError("--json beside --run in an allocation of Slurm: srun takes over; leave it out")
-        # The list of processes shows the script, and not the environment.
-        script = step_script(cluster, dataclasses.replace(options, environment={}))
-        environment = {**os.environ, **_values(options.environment)}
-        # In the place of this process, so that a signal to a batch script that has done likewise is one to this.
-        os.execvpe("bash", ["bash", "-euo", "pipefail", "-c", script], environment)
-    script = step_script(cluster, options)
-    hosts = allocated_hosts(allocation, cluster)
+            raise ConfigError(
+                "--json beside --run in an allocation of Slurm: ranks write to the same output; leave it out"
+            )
+        environment = environment_for_srun({**os.environ, **_values(dict(args.env))})
+        return run_step(job, words, environment, newest_saved=_newest_saved(flags) if goes_on(flags) else None)
+    hosts = [each.host for each in nodes]
     console().print(launch_table(plan, hosts))
-    print(f"\n{script}", end="")
-    answer(args, lambda: {"hosts": [_host_document(host) for host in hosts], "script": script})
+    print(f"\n{shell_text(words)}")
+    answer(args, lambda: {"hosts": [_host_document(host) for host in hosts], "command": words})
     return 0
+
+
+def _newest_saved(flags: Sequence[str]) -> Callable[[], int | None]:
+    """What says which step is the newest in the folder of ``--save``, of which the last one counts."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--save", type=Path)
+    folder = parser.parse_known_args(list(flags))[0].save
+    return lambda: latest_step(folder)

@@ -1,12 +1,11 @@
-"""Writes a batch script for Slurm: what it asks of Slurm for each node type, and the step that it runs."""
+"""Writes a batch script for Slurm: what it asks of Slurm for each node type, and the launch that it runs."""
 
 import shlex
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from hetero.launch.slurm import goes_on, step_script
 from hetero.launch.slurm_components import SlurmSite, job_request
-from hetero.launch.torchrun import TorchrunOptions
+from hetero.launch.torchrun import shell_assignments, shell_text
 from hetero.printable import printable
 from hetero.spec.cluster import ClusterSpec
 
@@ -24,10 +23,15 @@ class BatchScript:
     notes: tuple[str, ...]
 
 
+_SET_FIRST = "set it before sbatch, which hands its environment on unless --export says otherwise"
+
+
 def batch_script(
     cluster: ClusterSpec,
-    options: TorchrunOptions,
+    launch: Sequence[str],
     *,
+    flags: Sequence[str],
+    environment: Mapping[str, str | None],
     sbatch_options: Sequence[str],
     made_by: str,
     site: SlurmSite | None = None,
@@ -35,6 +39,9 @@ def batch_script(
     """Return a script for ``sbatch`` that launches the plan.
 
     Args:
+        launch: words of ``hetero launch`` with the plan, without what to do with it.
+        flags: of the program.
+        environment: variables of the ranks by name; ``None`` stands for the value that the job's environment has.
         sbatch_options: ``account=me`` for all components, ``fast:constraint=a100`` for that of a node type.
         made_by: the line that asked for it.
         site: the Slurm that is to run it; ``None`` if it is not at hand.
@@ -47,10 +54,21 @@ def batch_script(
     lines = ["#!/usr/bin/env bash", f"# Made by: {printable(made_by)}"]
     lines += [printable(f"# {line}") for line in job.why_this_order]
     for index, component in enumerate(job.components):
-        lines += ["#SBATCH hetjob"] if index else _job_lines(component.options, requeues=goes_on(options.flags))
+        lines += ["#SBATCH hetjob"] if index else _job_lines(component.options, requeues=goes_on(flags))
         lines += [f"#SBATCH --{shlex.quote(option)}" for option in component.lines]
-    text = "\n".join([*lines, "set -euo pipefail", "", step_script(cluster, options)])
-    return BatchScript(text=text, components=components, notes=job.notes)
+    lines += ["set -euo pipefail"]
+    lines += [f"export {each}" for each in shell_assignments(environment, fix=_SET_FIRST)]
+    words = [*launch, *(word for name in environment for word in ("--env", name))]
+    words += ["--components", ",".join(components)] if len(components) > 1 else []
+    lines += ["# In the place of this shell, which Slurm tells that the time is over."]
+    lines += [f"exec {shell_text([*words, '--run', '--', *flags])}", ""]
+    return BatchScript(text="\n".join(lines), components=components, notes=job.notes)
+
+
+def goes_on(flags: Sequence[str]) -> bool:
+    """Whether a program that is started again with the same flags goes on from where it was."""
+    names = {word.partition("=")[0] for word in flags}
+    return {"--save", "--load"} <= names
 
 
 def _job_lines(given: Container[str], *, requeues: bool) -> list[str]:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from hetero.errors import ConfigError
 from hetero.launch.sbatch_options import GpuRequest, SbatchOption, gpu_requests, options_of, read_options
-from hetero.slurm.controller import SlurmNode, all_nodes, default_partition, hostnames
+from hetero.slurm.controller import SlurmNode, all_nodes, default_partition
 from hetero.slurm.gpu_types import may_be
+from hetero.slurm.job import hostnames
 from hetero.spec.cluster import ClusterSpec, NodeType
 from hetero.spec.devices import DeviceType
 

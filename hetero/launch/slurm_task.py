@@ -1,0 +1,103 @@
+"""Starts torchrun on a node of an allocation, as one task of a step; ``hetero launch`` has ``srun`` start it.
+
+It knows by the name of its node which node of the plan it is: neither the order of tasks nor that of Slurm's lists
+counts.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from hetero.distributed.rendezvous_names import NODE_RANK, RENDEZVOUS
+from hetero.errors import ConfigError, HeteroError
+from hetero.slurm.job import job_of
+from hetero.standard_output import tell_error
+
+NODE_IF_POSSIBLE = "node-if-possible"
+"""A binding that a launch chooses by itself: on a node without ``numactl`` ranks are not bound, and a line says so."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskNode:
+    """A node of the plan, as a task finds itself in a list of them.
+
+    name: as Slurm calls it.
+    binding: torchrun's ``--numa-binding``, :data:`NODE_IF_POSSIBLE`, or empty.
+    """
+
+    name: str
+    node_rank: int
+    num_ranks: int
+    binding: str = ""
+
+    def __str__(self) -> str:
+        """``v1=0:4:node``, which :func:`task_node` reads."""
+        return f"{self.name}={self.node_rank}:{self.num_ranks}{f':{self.binding}' if self.binding else ''}"
+
+
+def task_node(text: str) -> TaskNode:
+    """Read ``NAME=NODE_RANK:RANKS[:BINDING]``."""
+    name, _, numbers = text.partition("=")
+    node_rank, num_ranks, *binding = numbers.split(":")
+    return TaskNode(name=name, node_rank=int(node_rank), num_ranks=int(num_ranks), binding="".join(binding))
+
+
+def main(argv: Sequence[str]) -> NoReturn:
+    """Become torchrun, or exit with code 2 if this node is none of the plan's."""
+    parser = argparse.ArgumentParser(prog="python -m hetero.launch.slurm_task", description=__doc__)
+    parser.add_argument("--rendezvous", required=True, metavar="HOST:PORT", help="where the agents meet")
+    parser.add_argument("--logs", required=True, metavar="FOLDER", help="gets JOB/NODE")
+    parser.add_argument("--node", action="append", type=task_node, required=True, dest="nodes")
+    parser.add_argument("command", nargs="+", metavar="TORCHRUN PROGRAM FLAGS")
+    args = parser.parse_args(argv)
+    try:
+        words = _words(args)
+    except HeteroError as error:
+        tell_error(error)
+        sys.exit(2)
+    try:
+        os.execvp(words[0], words)
+    except OSError as error:
+        tell_error(
+            ConfigError(f"{words[0]} cannot be started on this node: {error.strerror}; give its path: --torchrun")
+        )
+        sys.exit(2)
+
+
+def _words(args: argparse.Namespace) -> list[str]:
+    """The line of torchrun on this node."""
+    job = job_of(os.environ)
+    own = next((node for node in args.nodes if job is not None and node.name == job.node), None)
+    if job is None or own is None:
+        where = "is not in a job of Slurm" if job is None else f"is node {job.node}"
+        raise ConfigError(
+            f"a task of this launch {where}, which is none of its nodes ({', '.join(n.name for n in args.nodes)}); "
+            "'hetero launch --run' starts it on these"
+        )
+    torchrun, *program = args.command
+    binding = _binding(own)
+    return [
+        *(torchrun, "--nnodes", str(len(args.nodes)), "--nproc-per-node", str(own.num_ranks)),
+        *(["--numa-binding", binding] if binding else []),
+        *("--rdzv-backend", RENDEZVOUS, "--rdzv-endpoint", args.rendezvous),
+        *("--rdzv-conf", f"{NODE_RANK}={own.node_rank}"),
+        *("--log-dir", f"{args.logs}/{job.number}/{own.name}", "--tee", "3"),
+        *program,
+    ]
+
+
+def _binding(node: TaskNode) -> str:
+    if node.binding != NODE_IF_POSSIBLE:
+        return node.binding
+    if shutil.which("numactl") is not None:
+        return "node"
+    sys.stderr.write(f"hetero: {node.name}: ranks are not bound to the processors near their GPU: no numactl\n")
+    return ""
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
