@@ -28,6 +28,7 @@ READS_ENVIRONMENT = frozenset(
         "hetero/commands/launch.py",  # an entry point: Slurm says in it which allocation it runs in
         "hetero/doctor/__main__.py",  # an entry point: it tells what its host and its launcher say
         "hetero/emulation/__main__.py",  # an entry point: it hides the GPUs of its host
+        "hetero/launch/slurm_task.py",  # an entry point: it is a task of the step that a launch has started
         "hetero/profiling/run.py",  # an entry point: it is a rank of whatever has launched it
         "hetero/spec/hugging_face/folder.py",  # where Hugging Face's own libraries keep their cache
     }

@@ -59,7 +59,7 @@ def batch_script(
     lines += ["set -euo pipefail"]
     lines += [f"export {each}" for each in shell_assignments(environment, fix=_SET_FIRST)]
     words = [*launch, *(word for name in environment for word in ("--env", name))]
-    words += ["--components", ",".join(components)] if len(components) > 1 else []
+    words += ["--components", ",".join(map(printable, components))] if len(components) > 1 else []
     lines += ["# In the place of this shell, which Slurm tells that the time is over."]
     lines += [f"exec {shell_text([*words, '--run', '--', *flags])}", ""]
     return BatchScript(text="\n".join(lines), components=components, notes=job.notes)

@@ -133,7 +133,7 @@ class _Allocation:
         return {
             gpu_type: count
             for gpu_type, count in node.gpus.items()
-            if gpu_type == node_type.name or may_be(gpu_type, device, known=self._cluster.device_types) is not False
+            if may_be(gpu_type, device, known=self._cluster.device_types) is not False
         }
 
     def _marks(self, node: AllocatedNode) -> frozenset[str]:

@@ -40,7 +40,7 @@ class TaskNode:
 
 
 def task_node(text: str) -> TaskNode:
-    """Read ``NAME=NODE_RANK:RANKS[:BINDING]``."""
+    """Return the node that ``NAME=NODE_RANK:RANKS[:BINDING]`` stands for."""
     name, _, numbers = text.partition("=")
     node_rank, num_ranks, *binding = numbers.split(":")
     return TaskNode(name=name, node_rank=int(node_rank), num_ranks=int(num_ranks), binding="".join(binding))

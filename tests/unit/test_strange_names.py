@@ -24,7 +24,6 @@ from hetero.elastic.records import JobSettings, NodeInfo, Notice, Outcome
 from hetero.errors import ConfigError
 from hetero.launch import hostfile
 from hetero.launch.slurm_batch_script import batch_script
-from hetero.launch.torchrun import TorchrunOptions
 from hetero.plan.ir import Plan
 from hetero.plan.provenance import PlanProvenance
 from hetero.serialization import checked, to_json
@@ -149,10 +148,8 @@ def test_a_name_never_ends_a_comment_of_a_line_that_is_pasted(
 
 
 def test_the_line_that_asked_for_a_script_is_one_line_of_it() -> None:
-    options = TorchrunOptions(address="", port=0)
-    script = batch_script(
-        CLUSTER, options, sbatch_options=[], made_by="hetero launch 'x\ntouch MARKER\x85touch MARKER'"
-    )
+    made_by = "hetero launch 'x\ntouch MARKER\x85touch MARKER'"
+    script = batch_script(CLUSTER, ["hetero"], flags=[], environment={}, sbatch_options=[], made_by=made_by)
     assert r"# Made by: hetero launch 'x\ntouch MARKER\x85touch MARKER'" in script.text.splitlines()
 
 

@@ -169,49 +169,69 @@ def test_a_plan_for_other_nodes_is_refused_and_one_for_other_links_told(
 
 
 SCONTROL = """#!/bin/sh
-# Names the nodes of "a,b", and tells the address of one.
-case "$*" in
-    "show hostnames "*) echo "$3" | tr , '\\n' ;;
-    *) echo "NodeName=$4 NodeAddr=address-of-$4 NodeHostName=$4" ;;
-esac
+# Nodes with addresses, of which the job has all; the controller of this test counts no GPUs.
+for node in $(echo "$4" | tr , ' '); do echo "NodeName=$node NodeAddr=address-of-$node NodeHostName=$node"; done
 """
 
 SRUN = """#!/bin/sh
-echo "$RENDEZVOUS_HOST:$RENDEZVOUS_PORT $*"
-# The shell of the step, and what it handed on.
-tr '\\0' ' ' < /proc/$PPID/cmdline | grep -q "$A_VALUE" && echo "its line has a value"
+echo "$*"
+tr '\\0' ' ' < /proc/$PPID/cmdline | grep -q "$A_VALUE" && echo "the line of hetero has the value"
+# What it hands on.
 echo "$A_VALUE $ANOTHER"
 """
 
 
-def test_inside_an_allocation_slurms_nodes_are_shown_and_its_step_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    allocation = {"SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "2"}
-    allocation |= {"SLURM_JOB_NODELIST_HET_GROUP_0": "big", "SLURM_JOB_NODELIST_HET_GROUP_1": "small"}
-    allocation |= {f"SLURM_JOB_NUM_NODES_HET_GROUP_{i}": "1" for i in range(2)}
+@pytest.fixture
+def allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A heterogeneous job of the nodes ``big`` and ``small``, with stand-ins for Slurm's commands."""
+    variables = {"SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "2"}
+    variables |= {"SLURM_JOB_NODELIST_HET_GROUP_0": "big", "SLURM_JOB_NODELIST_HET_GROUP_1": "small"}
     for name, text in (("scontrol", SCONTROL), ("srun", SRUN)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    for name, text in (allocation | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}).items():
+    for name, text in (variables | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}).items():
         monkeypatch.setenv(name, text)
+
+
+@pytest.mark.usefixtures("allocation")
+def test_inside_an_allocation_slurms_nodes_are_shown_and_its_step_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     plan = written(tmp_path)
     assert launched(plan) == 0
     said = capfd.readouterr().out
     assert re.search(r"0-1 +│ big .*\n.*\n│ 2 +│ small ", said)
-    assert "srun --kill-on-bad-exit=1 \\\n    --het-group=0 --ntasks=1" in said
+    assert "\nsrun --export=ALL --kill-on-bad-exit=1 --het-group=0 --nodes=1 --ntasks=1" in said
     # It goes on as the shell of the step.
     command = [sys.executable, "-m", "hetero", "launch", plan, "--run", "--torchrun", "torchrun"]
-    command += ["--env", "A_VALUE=of-this-test", "--env", "ANOTHER", "--", *OWN_FLAGS]
-    environment = {**os.environ, "ANOTHER": "from here"}
+    command += ["--env", "A_VALUE", "--env", "ANOTHER", "--", *OWN_FLAGS]
+    environment = {**os.environ, "A_VALUE": "of-this-test", "ANOTHER": "from here"}
     said = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
     assert said.endswith("\nof-this-test from here\n")
-    assert "its line has a value" not in said
-    assert re.match(r"address-of-big:(1[5-9]|2\d)\d{3} --kill-on-bad-exit=1 --het-group=0 --ntasks=1", said)
-    assert " node 2  torchrun pretrain_gpt.py --hetero-plan " in said
-    assert launched(plan, "--hosts", "a,b") == 0, "hosts that are named count"
+    assert "has the value" not in said
+    assert re.search(
+        r" --rendezvous address-of-big:(1[5-9]|2\d)\d{3} --logs launch-logs --node big=0:2 --node small=1:1 ", said
+    )
+    assert " -- torchrun pretrain_gpt.py --hetero-plan " in said
+
+
+@pytest.mark.usefixtures("allocation")
+def test_inside_an_allocation_hosts_that_are_named_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Slurm's nodes are started by srun, others over ssh."""
+    plan = written(tmp_path)
+    assert launched(plan, "--hosts", "a,b") == 0
+    assert "srun" not in capfd.readouterr().out
+    assert launched(plan, "--hosts", "fast=small", "slow=big") == 0
+    assert "--node small=0:2 --node big=1:1" in " ".join(capfd.readouterr().out.replace("\\", "").split())
+    assert launched(plan, "--components", "slow,fast") == 0
+    assert "--node small=0:2 --node big=1:1" in " ".join(capfd.readouterr().out.replace("\\", "").split())
+    assert launched(plan, "--hosts", "a,b", "--components", "slow,fast") == 2
+    assert "--components has no effect but in an allocation of Slurm: leave it out" in capfd.readouterr().err
     monkeypatch.setenv("SLURM_HET_SIZE", "1")
-    assert "has 1 node in one component, the plan needs 1 + 1 nodes in 2 components" in refused_here(plan, capfd)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "big")
+    assert "has 1 node (big), the plan needs 2: 1 x fast (2 cpu), 1 x slow (1 cpu); submit" in refused_here(plan, capfd)
 
 
 def refused_here(plan: str, capfd: pytest.CaptureFixture[str]) -> str:

@@ -3,14 +3,16 @@
 import dataclasses
 import itertools
 import random
+import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
 from hetero.errors import ConfigError
 from hetero.launch.slurm_batch_script import BatchScript, batch_script
 from hetero.launch.slurm_components import SlurmSite
-from hetero.launch.torchrun import TorchrunOptions
 from hetero.slurm.controller import SlurmNode
 from hetero.spec.cluster import ClusterSpec, NodeType
 from hetero.spec.devices import DeviceType
@@ -21,16 +23,26 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "launch"
 A100 = NodeType(name="a100", device="A100-40", gpus_per_node=8, count=2)
 V100 = NodeType(name="v100", device="V100-16", gpus_per_node=4)
 GPUS = ClusterSpec(node_types=(A100, V100))
-OPTIONS = TorchrunOptions(flags=("--hetero-plan", "plan.json", "--bf16", "--split", "9, 1"), address="", port=0)
+LAUNCH = ("python", "-m", "hetero", "launch", "my plan.json")
+FLAGS = ("--bf16", "--split", "9, 1")
 
 
 def written(
-    *node_types: NodeType, options: tuple[str, ...] = (), site: SlurmSite | None = None, flags: tuple[str, ...] = ()
+    *node_types: NodeType,
+    options: tuple[str, ...] = (),
+    site: SlurmSite | None = None,
+    flags: tuple[str, ...] = (),
+    environment: Mapping[str, str | None] = MappingProxyType({}),
 ) -> BatchScript:
-    asked = dataclasses.replace(OPTIONS, flags=(*OPTIONS.flags, *flags))
-    made_by = "hetero launch plan.json --sbatch"
-    cluster = ClusterSpec(node_types=node_types)
-    return batch_script(cluster, asked, sbatch_options=options, made_by=made_by, site=site)
+    return batch_script(
+        ClusterSpec(node_types=node_types),
+        LAUNCH,
+        flags=(*FLAGS, *flags),
+        environment=environment,
+        sbatch_options=options,
+        made_by="hetero launch plan.json --sbatch",
+        site=site,
+    )
 
 
 def requests(script: BatchScript) -> list[list[str]]:
@@ -85,7 +97,8 @@ def test_hosts_without_gpus_ask_for_none() -> None:
     half = DeviceType(name="cpu-0.5-cores")
     discovered = ClusterSpec(devices=(half,), node_types=(NodeType(name="box", device=half.name, gpus_per_node=2),))
     for cluster, site, expected in ((CLUSTER, None, [[], []]), (discovered, SITE, [[]])):
-        assert gpu_lines(batch_script(cluster, OPTIONS, sbatch_options=(), made_by="", site=site)) == expected
+        script = batch_script(cluster, LAUNCH, flags=(), environment={}, sbatch_options=(), made_by="", site=site)
+        assert gpu_lines(script) == expected
 
 
 @pytest.mark.parametrize(
@@ -159,6 +172,24 @@ def test_an_option_of_a_node_type_overrules_that_of_all_and_a_setting_stands_onc
     (shared,) = requests(written(V100, options=("oversubscribe", "array=1-4%1", "export=NONE")))
     assert "exclusive" not in shared
     assert {"oversubscribe", "array=1-4%1", "export=NONE"} <= set(shared)
+
+
+def test_a_script_ends_as_the_launch_that_wrote_it_inside_of_the_job(tmp_path: Path) -> None:
+    """Every word as it was given; variables without a value come from the environment of ``sbatch``."""
+    (tmp_path / "python").write_text('#!/bin/bash\nprintf "<%s>" "$A" "$B" "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    text = written(A100, V100, environment={"A": "b 'c'", "B": None}).text
+
+    def run(**variables: str) -> "subprocess.CompletedProcess[str]":
+        environment = {"PATH": f"{tmp_path}:/bin", **variables}
+        return subprocess.run(["/bin/bash", "-c", text], capture_output=True, text=True, check=False, env=environment)
+
+    words = "<-m><hetero><launch><my plan.json><--env><A><--env><B><--components><a100,v100><--run><--><--bf16>"
+    assert run(B="d").stdout == f"<b 'c'><d>{words}<--split><9, 1>"
+    without = run()
+    assert (without.returncode != 0, without.stdout) == (True, "")
+    assert "B: is not set: set it before sbatch, which hands its environment on" in without.stderr
+    assert "--components" not in written(A100).text
 
 
 def test_a_job_is_queued_again_only_if_it_would_go_on() -> None:
