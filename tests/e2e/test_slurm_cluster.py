@@ -59,8 +59,8 @@ def test_a_killed_test_process_leaves_no_process(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
         children = psutil.Process(process.pid).children(recursive=True)
+        assert {"slurmctld", "slurmd", "munged"} <= {child.name() for child in children}
         os.kill(process.pid, signal.SIGKILL)
-    assert {"slurmctld", "slurmd", "munged"} <= {child.name() for child in children}
     wait_until(lambda: not any(child.is_running() for child in children))
 
 
