@@ -108,7 +108,12 @@ class Training:
         Slurm may take the late word of a script's end for that of its next run, which is over at once then.
         """
         restarts = {name: self.field(name, "Restarts") for name in self.names}
-        if "0" in restarts.values() or self.has_step(STEPS):
+        if self.has_step(STEPS):
+            return
+        if "0" in restarts.values():
+            if self.said.count("agent got SIGTERM") == len(self.names):
+                # Agents that leave commit a step that all ranks make.
+                (self.folder / "steps").write_text(str(STEPS_BEFORE_THE_END + 3))
             return
         (self.folder / "steps").write_text(str(STEPS))
         for name in self.names:
