@@ -55,8 +55,10 @@ FLAGS = (
 
 SECOND_STEP = f"2/{MORE_THAN_WAITED_FOR} | loss"
 
-# By loopback, and not by what the name of this machine stands for.
-VARIABLES = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+VARIABLES = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+"""For hosts that are all this machine: not at what its name resolves to."""
 
 
 def plan_file(folder: Path, cluster: ClusterSpec) -> str:
@@ -78,7 +80,7 @@ def run() -> Iterator[str]:
 def started(words: Sequence[str], run: str, folder: Path, variables: Mapping[str, str]) -> Iterator[Callable[[], str]]:
     """Run ``hetero`` with ``words``; gives what it has said by now."""
     output = folder / "output"
-    environment = {**os.environ, **VARIABLES, **variables, RUN_VARIABLE: run}
+    environment = {**os.environ, **VARIABLES, **ON_LOOPBACK, **variables, RUN_VARIABLE: run}
     with output.open("wb") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "hetero", *words], cwd=ROOT, env=environment, stdout=file, stderr=file
@@ -150,12 +152,17 @@ def test_a_run_of_slurm(tmp_path: Path, run: str) -> None:
             return output.read_text(errors="replace") if output.exists() else ""
 
         wait_for(lambda: SECOND_STEP in said(), said)
-        sockets = sockets_of(run)
+        sockets = []
+        for node in slurm.nodes:
+            with slurm.hosts[node].entered():
+                sockets += sockets_of(run)
     finally:
         slurm.stop()
     assert_listed(sockets, "Slurm")
     counts = counted(sockets)
-    assert counts.pop(("store of torchrun", "127.0.0.1")) == 1
+    addresses = [slurm.hosts[node].address for node in slurm.nodes]
+    assert counts.pop(("store of torchrun", addresses[0])) == 1
+    assert [counts[("gloo", address)] > 0 for address in addresses] == [True, True]
     assert {row for row, _ in counts} == {"gloo", "srun", "data readers"}, counts
 
 

@@ -3,11 +3,13 @@
 Ranks compute on the CPU; GPUs are files that Slurm counts, for a stand-in of torchrun to tell who got which.
 """
 
+import contextlib
 import dataclasses
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -50,7 +52,7 @@ TWO_STAGES = plan(
 
 STEPS = "--lr 1e-2 --lr-decay-iters 100 --mock-data --tokenizer-type NullTokenizer --num-workers 0 --log-interval 1"
 DROPOUT = "--attention-dropout 0 --hidden-dropout 0 --distributed-backend gloo"
-VARIABLES = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1"}
+VARIABLES = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 HETERO = f"""#!/usr/bin/env bash
 exec {sys.executable} -m hetero "$@"
@@ -66,7 +68,8 @@ MORE_THAN_WAITED_FOR = 100_000
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     kinds = NodeKind(name="fast", count=2, num_gpus=2), NodeKind(name="slow", count=2, num_gpus=1)
-    cluster = SlurmCluster(tmp_path_factory.mktemp("slurm"), *kinds)
+    # A node that does not answer for so long is lost.
+    cluster = SlurmCluster(tmp_path_factory.mktemp("slurm"), *kinds, settings={"SlurmdTimeout": "20"})
     try:
         cluster.start()
         yield cluster
@@ -204,19 +207,51 @@ def test_a_job_out_of_time_saves_queues_itself_again_and_goes_on(slurm: SlurmClu
     assert len(STOPPED.findall(said)) == 2, "cancelled, its ranks are told as well"
 
 
-@pytest.mark.rotates(every=6, turn=1)
-def test_a_job_that_loses_a_node_goes_on_from_its_last_checkpoint(slurm: SlurmCluster, tmp_path: Path) -> None:
+@contextlib.contextmanager
+def taken_down(slurm: SlurmCluster, node: str, folder: Path) -> Iterator[None]:
+    """An administrator takes a node for lost."""
+    slurm.take_down(node)
+    try:
+        yield
+    finally:
+        slurm.resume(node)
+
+
+@contextlib.contextmanager
+def unplugged(slurm: SlurmCluster, node: str, folder: Path) -> Iterator[None]:
+    """The cable of a node is pulled, which Slurm and the other ranks have to notice."""
+    slurm.cut(node)
+    try:
+        yield
+    finally:
+        slurm.heal(node)
+        until(lambda: "idle" in slurm.call("sinfo", "--noheader", f"--nodes={node}", "--format=%T"))
+
+
+@contextlib.contextmanager
+def preempted(slurm: SlurmCluster, node: str, folder: Path) -> Iterator[None]:
+    """A job of more importance needs a node."""
+    (script := folder / "urgent.sbatch").write_text("#!/bin/bash\nexec sleep 3600\n")
+    number = slurm.submit(script, options=("--partition=urgent", f"--nodelist={node}", f"--output={folder}/urgent"))
+    try:
+        yield
+    finally:
+        slurm.call("scancel", str(number))
+        slurm.wait_for_end(number)
+
+
+@pytest.mark.rotates("losses", every=2)
+@pytest.mark.parametrize("lost", [taken_down, unplugged, preempted])
+def test_a_job_that_loses_a_node_goes_on_from_its_last_checkpoint(
+    lost: Callable[[SlurmCluster, str, Path], AbstractContextManager[None]], slurm: SlurmCluster, tmp_path: Path
+) -> None:
     """``pretrain.sbatch``, on nodes of which the second is lost and comes back."""
     own = flags(tmp_path, steps=MORE_THAN_WAITED_FOR, saves=True)
     arguments = plan_file(tmp_path, TWO_STAGES, ONE_TYPE), *own
     job = Job(slurm, tmp_path, SCRIPTS / "pretrain.sbatch", *arguments, options="--nodes=2 --nodelist=fast1,slow1")
     job.until_step(4)
-    slurm.call("scontrol", "update", "NodeName=slow1", "State=DOWN", "Reason=lost")
-    try:
+    with lost(slurm, "slow1", tmp_path):
         job.until_queued_again()
-    finally:
-        # Unless its daemon has said already that it is there.
-        slurm.call("scontrol", "update", "NodeName=slow1", "State=RESUME", check=False)
     assert "queues itself again" not in job.said, "Slurm has done it"
     saved = job.go_on()
     assert saved >= 2, "of two steps one is saved"
@@ -309,8 +344,8 @@ def test_ranks_meet_where_rank_0_is_under_a_placement_of_the_users(slurm: SlurmC
     assert main(["launch", plan_file(tmp_path, TWO_STAGES, ONE_TYPE), *how, "--", *flags(tmp_path, steps=2)]) == 0
     asks = (
         "import os; from hetero.launch.launched_by import launch_variables as of; "
-        "given = {k: v for k, v in os.environ.items() if k != 'MASTER_ADDR'}; found = of(given, command=''); "
-        "print('TASK', given['SLURMD_NODENAME'], found['RANK'], found['MASTER_ADDR'], flush=True)"
+        "found = of(os.environ, command=''); "
+        "print('TASK', os.environ['SLURMD_NODENAME'], found['RANK'], found['MASTER_ADDR'], flush=True)"
     )
     text = script.read_text().replace(
         "# Task n has to be", f'srun --ntasks-per-node=1 {sys.executable} -c "{asks}"\n# Task n has to be'

@@ -1,8 +1,6 @@
 """The batch scripts of elastic training under a real Slurm, with a stand-in for the agent, and with real ones."""
 
-import os
 import re
-import shutil
 import stat
 import sys
 import time
@@ -19,7 +17,6 @@ from hetero.elastic.records import Epoch, Notice
 from tests.helpers.elastic_cluster import STEPS_FILE
 from tests.helpers.elastic_training import elastic_words
 from tests.helpers.etcd import EtcdServer
-from tests.helpers.ports import free_ports
 from tests.helpers.slurm_cluster import NodeKind, SlurmCluster, needs_slurm
 from tests.helpers.sources import ROOT
 
@@ -48,6 +45,18 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
         yield cluster
     finally:
         cluster.stop()
+
+
+@pytest.fixture
+def etcd_on_head(slurm: SlurmCluster, tmp_path: Path) -> Iterator[EtcdServer]:
+    """One on the head of the cluster, which this test process is on as well."""
+    server = EtcdServer(tmp_path / "etcd-data", host=slurm.head.address)
+    with slurm.head.entered():
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -101,7 +110,6 @@ class Array:
             PATH=f"{command.parent}:{slurm.environment['PATH']}",
             STOP_FILE=str(folder / "stop"),
             AGENT_FLAGS=agent_flags,
-            HOST_ADDRESS="127.0.0.1",
             **variables,
         )
 
@@ -157,47 +165,45 @@ def test_a_cancelled_task_leaves_comes_back_and_the_others_never_notice(slurm: S
 
 @pytest.mark.slow
 def test_etcd_asks_for_certificates_that_tasks_find_in_its_folder(slurm: SlurmCluster, tmp_path: Path) -> None:
-    """The folder is private to its user; an etcd that is started again goes on with the same certificates."""
+    """The folder is private to its user; an etcd that starts again on another node keeps its certificates."""
     folder = tmp_path / "etcd"
-    (port,) = free_ports(1)
     stand_in = tmp_path / "store" / "hetero"
     stand_in.parent.mkdir()
     stand_in.write_text(f'#!/usr/bin/env bash\nexec {sys.executable} -m hetero "$@"\n')
     stand_in.chmod(stand_in.stat().st_mode | stat.S_IXUSR)
-    variables = {
-        "PATH": f"{stand_in.parent}:{slurm.environment['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "HOST_ADDRESS": "127.0.0.1",
-        "PORT": str(port),
-    }
+    variables = {"PATH": f"{stand_in.parent}:{slurm.environment['PATH']}", "PYTHONPATH": str(ROOT)}
     options = (f"--chdir={tmp_path}", "--output=store.out", "--open-mode=append")
+    urls = [f"https://{slurm.hosts[node].address}:2379" for node in ("node4", "node3")]
 
-    def started() -> tuple[int, EtcdAddress]:
-        number = slurm.submit(STORE_SCRIPT, str(folder), options=options, **variables)
+    def started(node: str) -> tuple[int, EtcdAddress]:
+        number = slurm.submit(STORE_SCRIPT, str(folder), options=(*options, f"--nodelist={node}"), **variables)
         until(lambda: (folder / "address").exists() or str(number) not in slurm.call("squeue", "-h", "-o", "%i"))
         assert (folder / "address").exists(), (tmp_path / "store.out").read_text()
         return number, CertificateFolder(folder / "certificates").address((folder / "address").read_text().strip())
 
-    store, address = started()
+    store, address = started("node4")
     try:
-        assert address.urls == (f"https://127.0.0.1:{port}",)
+        assert address.urls == (urls[0],)
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        keys = JobStore(address, "job")
-        keys.put_notice(Notice(node="a", reason="kept"))
-        keys.close()
+        with slurm.head.entered():
+            keys = JobStore(address, "job")
+            keys.put_notice(Notice(node="a", reason="kept"))
+            keys.close()
         array = Array(slurm, tmp_path, options=("--array=0-0",), etcd="")
         until(lambda: "agent" in array.said(0))
         array.finish()
         said = array.said(0)
-        assert f"--etcd=https://127.0.0.1:{port} " in said
+        assert f"--etcd={urls[0]} " in said
         assert f"--certificates={folder}/certificates -- pretrain_gpt.py" in said
         slurm.call("scancel", str(store))
         slurm.wait_for_end(store)
         (folder / "address").unlink()
-        store, _ = started()
-        keys = JobStore(address, "job")
-        assert keys.read().notices["a"].reason == "kept"
-        keys.close()
+        store, address = started("node3")
+        assert address.urls == (urls[1],)
+        with slurm.head.entered():
+            keys = JobStore(address, "job")
+            assert keys.read().notices["a"].reason == "kept"
+            keys.close()
     finally:
         slurm.call("scancel", str(store))
         slurm.wait_for_end(store)
@@ -206,26 +212,25 @@ def test_etcd_asks_for_certificates_that_tasks_find_in_its_folder(slurm: SlurmCl
 @pytest.mark.slow
 @pytest.mark.rotates(every=3, turn=1)
 def test_real_agents_train_on_without_a_cancelled_task_and_with_it_again(
-    slurm: SlurmCluster, etcd: EtcdServer, job: str, tmp_path: Path
+    slurm: SlurmCluster, etcd_on_head: EtcdServer, tmp_path: Path
 ) -> None:
     """``pretrain_gpt.py`` in double precision; an epoch has a few steps, and then waits for what is done to it.
 
     In the end all tasks are cancelled together, and go on from what they have saved when they are queued again.
     """
     program, *flags = elastic_words(tmp_path, steps=200, load=str(tmp_path / "saved"))
-    name = f"slurm-{job}-{os.getpid()}"
-    store = JobStore(etcd.address, name)
+    store = JobStore(etcd_on_head.address, "job")
     (allowed := tmp_path / "steps").write_text("0")
     array = Array(
         slurm,
         tmp_path,
         options=("--array=0-2",),
         hetero=f'#!/usr/bin/env bash\nexec {sys.executable} -m hetero "$@"\n',
-        etcd=etcd.url,
+        etcd=etcd_on_head.url,
         node_type="box",
         program=(str(ROOT / program), *flags),
         agent_flags="--min-nodes=2 --lease=5 --dwell=0 --leave-within=20 --straggler-threshold=inf",
-        JOB=name,
+        JOB="job",
         PYTHONPATH=str(ROOT),
         OMP_NUM_THREADS="1",
         **{STEPS_FILE: str(allowed)},
@@ -278,8 +283,7 @@ def test_real_agents_train_on_without_a_cancelled_task_and_with_it_again(
         assert store.read().newest_number > third.number
     finally:
         array.cancel()
-        for folder in Path("/dev/shm").glob(f"hetero-{name}-*"):
-            shutil.rmtree(folder)
+        store.close()
 
 
 @pytest.mark.slow

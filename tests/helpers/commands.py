@@ -71,7 +71,12 @@ class Finished:
 
 def launch(num_ranks: int, argv: Sequence[str], *, script: str = "pretrain_gpt.py") -> "subprocess.Popen[str]":
     """Start ``script`` under torchrun, which finds a free port itself."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "COLUMNS": "200"}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "COLUMNS": "200",
+    }
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
     return subprocess.Popen(
         [*torchrun, script, *argv],

@@ -2,6 +2,7 @@
 
 import functools
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from safetensors.numpy import load_file
 from hetero.checkpoint.folder import find_checkpoint, read_manifest
 from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.serialization import save
-from tests.helpers.commands import MODEL, command_line
+from tests.helpers.commands import MODEL, Finished, command_line
 from tests.helpers.forked_launch import forked
 from tests.helpers.synthetic_profiles import profile
 
@@ -81,9 +82,13 @@ def unlike_words(folder: Path, *, steps: int, switches: tuple[str, ...] = (), **
 
 @functools.cache
 def uninterrupted(
-    folder: Path, *, steps: int, save_interval: int = 1000
+    folder: Path, *, steps: int, save_interval: int = 1000, launch: Callable[..., Finished] = forked
 ) -> tuple[dict[int, str], dict[str, np.ndarray]]:
-    """Losses and state of one process."""
+    """Losses and state of one process.
+
+    launch: how it starts: as the ranks do whose losses are compared, since forks have fewer mock documents
+        (:mod:`tests.helpers.preload`) than ranks of torchrun.
+    """
     layout = UniformLayout(
         model=MODEL,
         world_size=1,
@@ -95,7 +100,7 @@ def uninterrupted(
     )
     save(uniform_plan(layout), folder / "one.json")
     changes = {"hetero_plan": str(folder / "one.json"), "save_interval": str(save_interval)}
-    run = forked(1, saving_flags(folder / "saved", steps=steps, **changes), script=PROGRAM)
+    run = launch(1, saving_flags(folder / "saved", steps=steps, **changes), script=PROGRAM)
     assert run.returncode == 0, run.stderr
     losses = re.findall(r"step +(\d+)/\d+ \| loss (\d+\.\d+)", run.stdout)
     return {int(step): loss for step, loss in losses}, saved_state(folder / "saved", step=steps)
