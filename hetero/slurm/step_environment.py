@@ -29,7 +29,12 @@ def environment_for_srun(environment: Mapping[str, str]) -> dict[str, str]:
 
     A job that was submitted from inside of a heterogeneous one has the variables of that one, with which ``srun`` ends.
     """
-    options = re.compile(rf"(?:SLURM|SRUN)_(?:{'|'.join(_OPTIONS)})(?:_(?:HET|PACK)_GROUP_\d+)?")
+    # srun reads those of a component for its part: GPUs of a type there exclude others without one.
+    of_component = re.compile(rf"SLURM_({'|'.join(_OPTIONS)})_(HET|PACK)_GROUP_\d+")
+    dropped = {f"SLURM_{option}" for option in _OPTIONS} | {"SRUN_CPUS_PER_TASK", "SRUN_EXPORT_ENV"}
     job = job_of(environment)
-    other = () if job is None or job.is_heterogeneous else ("SLURM_HET_SIZE", "SLURM_PACK_SIZE")
-    return {name: value for name, value in environment.items() if not options.fullmatch(name) and name not in other}
+    if job is not None and not job.is_heterogeneous:
+        dropped |= {"SLURM_HET_SIZE", "SLURM_PACK_SIZE"}
+    return {
+        name: value for name, value in environment.items() if name not in dropped and not of_component.fullmatch(name)
+    }

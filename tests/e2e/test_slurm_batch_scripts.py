@@ -33,7 +33,7 @@ NEW = NodeType(name="new", device="A100-40", gpus_per_node=2, inside_node=LINK)
 FLAGS = ["--lr", "1e-3", "--mock-data", "--tokenizer-type", "NullTokenizer", "--train-iters", "2"]
 
 TORCHRUN = """#!/bin/bash
-echo "SEES $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"
+echo "SEES $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES: $*"
 """
 
 
@@ -105,10 +105,14 @@ def granted_nodes(slurm: SlurmCluster, job: int) -> list[set[str]]:
     return [set(slurm.call("scontrol", "show", "hostnames", nodes).split()) for nodes in lists]
 
 
+def output(folder: Path) -> str:
+    """What all jobs that ran in a folder have said."""
+    return "".join(path.read_text() for path in folder.glob("hetero-*.out"))
+
+
 def seen_gpus(folder: Path) -> list[tuple[str, str]]:
     """The node of each task of all jobs that ran in a folder, and its GPUs."""
-    said = "".join(path.read_text() for path in folder.glob("hetero-*.out"))
-    return sorted(re.findall(r"SEES (\w+) ([\d,]+)", said))
+    return sorted(re.findall(r"SEES (\w+) ([\d,]+)", output(folder)))
 
 
 def test_a_job_without_options_gets_the_cards_of_its_plan(
@@ -130,6 +134,11 @@ def test_components_start_that_would_take_the_nodes_of_one_another(
     assert old < {"volta0", "volta1"}
     assert "#   new needs 3 of the 3 nodes that could serve it\n#   old needs 1 of the 3 nodes" in script.read_text()
     slurm.wait_for_end(job)
+    ranks = dict(re.findall(r"SEES (\w+) .* node_rank=(\d)|SEES", output(tmp_path)))
+    by_rank = sorted(ranks, key=ranks.__getitem__)
+    assert by_rank[:1] == sorted(old), f"the order of the plan's nodes is that of the cluster file: {output(tmp_path)}"
+    assert set(by_rank[1:]) == new
+    assert dict(seen_gpus(tmp_path))["mixed0"] == "0,1", "its A100s"
 
 
 def test_gpus_of_a_whole_job_are_spread_evenly_in_every_task_of_an_array(slurm: SlurmCluster, tmp_path: Path) -> None:

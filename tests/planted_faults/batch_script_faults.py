@@ -60,6 +60,14 @@ BATCH_SCRIPT_FAULTS = (
         hints=("tests/unit/launch/test_slurm_batch_script.py",),
     ),
     Fault(
+        name="srun takes a component's request for GPUs along with the step's",
+        kind="missing rule",
+        file="hetero/slurm/step_environment.py",
+        find=" and not of_component.fullmatch(name)",
+        replace="",
+        hints=("tests/unit/launch/test_slurm_step.py",),
+    ),
+    Fault(
         name="options of a sweep are for clusters without their node type as well",
         kind="wrong condition",
         file="hetero/commands/sweep_plans.py",

@@ -103,9 +103,13 @@ def test_a_step_inside_of_a_step_shares_what_that_holds() -> None:
 
 
 def test_srun_gets_no_options_of_the_job_from_its_environment() -> None:
-    """Seen: ``SLURM_GPUS`` beside typed GPUs, ``SLURM_MEM_...`` of one component for all, ``SLURM_EXPORT_ENV=NONE``."""
+    """Seen: ``SLURM_GPUS`` beside typed GPUs, ``SLURM_MEM_...`` of one component for all, ``SLURM_EXPORT_ENV=NONE``.
+
+    Those of a component as well: with ``SLURM_GPUS_PER_NODE_HET_GROUP_1=v100:2`` srun refuses ``--gpus=2`` in its part.
+    """
     options = ("GPUS", "GPUS_PER_NODE", "MEM_PER_NODE", "EXPORT_ENV", "HOSTFILE", "DISTRIBUTION", "CPUS_PER_TASK")
-    given = HETEROGENEOUS | {f"SLURM_{name}": "x" for name in options} | {"PATH": "/bin"}
+    of_components = [f"{name}_{kind}_GROUP_{i}" for name in options for kind in ("HET", "PACK") for i in (0, 12)]
+    given = HETEROGENEOUS | {f"SLURM_{name}": "x" for name in (*options, *of_components)} | {"PATH": "/bin"}
     assert environment_for_srun(given) == HETEROGENEOUS | {"PATH": "/bin"}
     # A job that was submitted from inside of a heterogeneous one has its variables.
     other = {name: text for name, text in environment_for_srun(given | {"SLURM_JOB_ID": "9"}).items() if "SIZE" in name}
