@@ -326,35 +326,3 @@ def test_a_job_hands_variables_on_that_its_script_does_not_have(slurm: SlurmClus
     said = Job(slurm, without, script).wait_for_end()
     assert "A_VALUE: is not set: set it before sbatch" in said
     assert "HAS" not in said
-
-
-def test_ranks_meet_where_rank_0_is_under_a_placement_of_the_users(slurm: SlurmCluster, tmp_path: Path) -> None:
-    """SLURM_HOSTFILE puts task 0 of a step on the second node of the list, which Slurm sorts.
-
-    The step of a plan goes without it, so that node n of the plan is node n of the list. Tasks of a step of the user's
-    own, such as those of ``hetero discover``, meet where Slurm says that task 0 is.
-    """
-    (tmp_path / "torchrun").write_text(
-        '#!/bin/bash\necho "TORCHRUN $SLURMD_NODENAME ${10#node_rank=} $RENDEZVOUS_NODE"\n'
-    )
-    (tmp_path / "torchrun").chmod(0o755)
-    (tmp_path / "hostfile").write_text("slow1\nfast1\n")
-    script = tmp_path / "job.sbatch"
-    how = ["--torchrun", str(tmp_path / "torchrun"), "--sbatch", str(script), "--sbatch-option", "nodelist=fast1,slow1"]
-    assert main(["launch", plan_file(tmp_path, TWO_STAGES, ONE_TYPE), *how, "--", *flags(tmp_path, steps=2)]) == 0
-    asks = (
-        "import os; from hetero.launch.launched_by import launch_variables as of; "
-        "found = of(os.environ, command=''); "
-        "print('TASK', os.environ['SLURMD_NODENAME'], found['RANK'], found['MASTER_ADDR'], flush=True)"
-    )
-    text = script.read_text().replace(
-        "# Task n has to be", f'srun --ntasks-per-node=1 {sys.executable} -c "{asks}"\n# Task n has to be'
-    )
-    assert text.count(asks) == 1
-    script.write_text(text.replace("export RENDEZVOUS_HOST", 'export RENDEZVOUS_NODE="$node"\nexport RENDEZVOUS_HOST'))
-    said = Job(slurm, tmp_path, script, SLURM_HOSTFILE=str(tmp_path / "hostfile")).wait_for_end()
-    assert sorted(re.findall(r"TASK (\w+) (\d) (\w+)", said)) == [("fast1", "1", "slow1"), ("slow1", "0", "slow1")], (
-        said
-    )
-    assert sorted(re.findall(r"TORCHRUN (\w+) (\d) (\w+)", said)) == [("fast1", "0", "fast1"), ("slow1", "1", "fast1")]
-    assert "hetero: SLURM_HOSTFILE is set aside: the plan's nodes are in the order of fast1,slow1" in said

@@ -204,21 +204,22 @@ def test_one_task_of_an_array_queues_itself_again_and_the_others_never_notice(
 def test_ctrl_c_in_the_shell_of_an_allocation_saves_the_work(
     slurm: SlurmCluster, tmp_path: Path, form: tuple[str, ...]
 ) -> None:
-    """The shell is a step of the job itself (``use_interactive_step``), and lives on. A real training, over addresses."""
+    """The shell is a step of the job as well (``use_interactive_step``), and lives on; a real training."""
     named = tuple(
         dataclasses.replace(each, nodes=nodes) for each, nodes in zip((FAST, SLOW), (("a0",), ("v0",)), strict=True)
     )
     launches = Launches(slurm, tmp_path, ClusterSpec(node_types=named, links=LINKS))
     own = " ".join(flags(tmp_path, steps=100_000, saves=True)).replace("--save-interval 2", "--save-interval 100000")
-    line = f"hetero launch {launches.plan} --run -- {own}; echo ended with $?; echo it lives on"
+    (tmp_path / "start").write_text(f"hetero launch {launches.plan} --run -- {own}\n")
     variables = {**launches.variables, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
     with slurm.terminal("salloc", *form, folder=tmp_path, **variables) as shell:
-        shell.type(line)
-        until(lambda: re.search(r"step +3/100000 ", shell.said) is not None)
+        shell.type("bash start\n")
+        until(lambda: re.search(r"step +3/100000 ", shell.said) is not None or shell.has_ended())
         shell.press_ctrl_c()
-        until(lambda: shell.said.count("it lives on") == 2)
-        assert "stopped after step" in shell.said
-        shell.type("exit")
+        until(lambda: "stopped after step" in shell.said or shell.has_ended())
+        shell.type("echo it lives $((1 + 1))\n")
+        until(lambda: "it lives 2" in shell.said or shell.has_ended())
+        shell.type("exit\n")
         shell.wait()
     (saved,) = (tmp_path / "checkpoint").glob("step_*")
     assert f"saved to {saved}" in shell.said.replace("\r\n", "\n")
