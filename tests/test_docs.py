@@ -40,6 +40,7 @@ NOT_HERE = frozenset(
 FOREIGN_FLAGS = frozenset(
     {
         "--auto-compaction-mode",  # of etcd
+        "--export",  # of sbatch
         "--force-reinstall",  # of pip
         "--auto-compaction-retention",  # of etcd
         "--capture-range",  # of nsys
@@ -71,6 +72,7 @@ FOREIGN_FLAGS = frozenset(
         "--numa-binding",  # of torchrun
         "--pid",  # of py-spy
         "--pty",  # of srun
+        "--time",  # of sbatch
         "--quota-backend-bytes",  # of etcd
         "--data-dir",  # of etcdctl
         "--rdzv-backend",  # of torchrun

@@ -149,7 +149,12 @@ def open_job(args: argparse.Namespace) -> "JobStore":
 
 
 def _add_agent(actions: Any) -> None:
-    parser = actions.add_parser("agent", help="stand for this node: start, watch and replace its ranks")
+    parser = actions.add_parser(
+        "agent",
+        help="stand for this node: start, watch and replace its ranks",
+        epilog="Exit codes: 0 if all is saved or the job goes on without this node; 75 if this node was asked to leave "
+        "and the training has committed no step since this agent started; docs/elastic.md lists all.",
+    )
     add_job_options(parser)
     node = parser.add_argument_group("node")
     node.add_argument("--node-type", required=True, metavar="TYPE", help="of the cluster file")

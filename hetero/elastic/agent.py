@@ -15,7 +15,16 @@ from hetero.elastic.agent_options import AgentOptions
 from hetero.elastic.copy_folder import MemoryOfEpochs, remove_copy
 from hetero.elastic.copy_server import CopyServer
 from hetero.elastic.copy_tls import server_context
-from hetero.elastic.ends import AgentEnd, End, EndError, end_by_error, end_of, end_of_job, forget_command
+from hetero.elastic.ends import (
+    AgentEnd,
+    End,
+    EndError,
+    end_by_error,
+    end_of,
+    end_of_job,
+    end_without_step,
+    forget_command,
+)
 from hetero.elastic.etcd_patience import EtcdPatience
 from hetero.elastic.events import EventLog
 from hetero.elastic.exhaustion import Exhaustion
@@ -76,6 +85,7 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
         self._life: asyncio.Task[AgentEnd] | None = None
         self._has_joined = False
+        self._committed_before = 0
         self._outcome: AgentEnd | None = None
         self._patience = EtcdPatience(self._membership, limit_s=options.wait_for_etcd_s, events=self._events, show=show)
         self._entry = JobEntry(options, self._membership, self._patience, events=self._events, show=show)
@@ -103,6 +113,9 @@ class Agent:
             end = end_by_error(error, has_joined=self._has_joined, has_finished=self._has_finished)
         finally:
             await self._close()
+        if self._leaving.notice is not None and self.committed <= self._committed_before:
+            outcome = self._membership.state.outcome
+            end = end_without_step(end, resumes=outcome is not None and outcome.resumes)
         self._events.note("finished", detail=end.reason)
         self._events.close()
         if not end.keeps_copies:
@@ -230,6 +243,8 @@ class Agent:
         if not self._has_joined:
             await self._entry.enter()
         await self._entry.join(self._node)
+        if not self._has_joined:
+            self._committed_before = self._membership.state.committed
         self._has_joined = True
         epoch = self._membership.state.epoch
         self._ended = epoch.number if epoch is not None else 0

@@ -28,6 +28,8 @@ class End(enum.Enum):
     """The node has left, and no node stays."""
     LEFT_TOO_LATE = ("left_too_late", 1)
     """The time of a notice was over before the others had gone on without the node."""
+    LEFT_WITHOUT_STEP = ("left_without_step", 75)
+    """The node has left, and the training has committed no step since its agent started (``EX_TEMPFAIL``)."""
     GAVE_UP = ("gave_up", 1)
     """The leader gave the job up: too few nodes, no whole step, the same failure again and again."""
     WRONG_INPUT = ("wrong_input", 2)
@@ -106,6 +108,19 @@ class AgentEnd:
 def end_of(kind: End, reason: str, *, signal_number: int = 0) -> AgentEnd:
     """Return the end of this kind with its exit code."""
     return AgentEnd(kind=kind, reason=reason, exit_code=kind.exit_code + signal_number)
+
+
+def end_without_step(end: AgentEnd, *, resumes: bool) -> AgentEnd:
+    """Return the end of a node with a notice whose training has committed no step since its agent started.
+
+    Whoever starts agents again at each end of a time limit learns by the exit code that this would never end.
+
+    Args:
+        resumes: the job has ended, and goes on when its agents are started again.
+    """
+    if end.kind in (End.LEFT, End.LEFT_LAST, End.LEFT_TOO_LATE) or (end.kind is End.FINISHED and resumes):
+        return end_of(End.LEFT_WITHOUT_STEP, f"{end.reason}; no step was committed since this agent started")
+    return end
 
 
 def end_of_job(exit_code: int, reason: str) -> AgentEnd:

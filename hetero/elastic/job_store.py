@@ -118,8 +118,13 @@ class JobState:
         return any(other not in self.notices for other in self.nodes if other != name)
 
     def goes_on_without(self, name: str) -> bool:
-        """Whether the epoch has none of this node's ranks, and has what it restored on its own nodes."""
-        if self.epoch is None or any(each.node.name == name for each in self.epoch.nodes):
+        """Whether the epoch has none of this node's ranks, and has what it restored on its own nodes.
+
+        Before the first epoch there is nothing to hand over: another node that stays is enough.
+        """
+        if self.epoch is None:
+            return self.stays_without(name)
+        if any(each.node.name == name for each in self.epoch.nodes):
             return False
         ranks = [rank for each in self.reports.values() for rank in each.ranks if rank.epoch == self.epoch.number]
         return self.epoch.start.step == 0 or any(rank.committed >= self.epoch.start.step for rank in ranks)

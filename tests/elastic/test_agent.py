@@ -383,3 +383,23 @@ def test_an_agent_outlives_a_lack_of_descriptors(cluster: Callable[..., ElasticC
         later = nodes.wait_for_epoch(2).epoch
         assert later is not None
         nodes.wait_for_commit(later.start.step + 3, epoch=later.number)
+
+
+def test_an_agent_that_gained_nothing_before_it_had_to_leave_says_so_by_its_exit_code(
+    cluster: Callable[..., ElasticCluster],
+) -> None:
+    """What an earlier start has committed does not count; the second one ends with 1, as it has committed steps."""
+    with cluster(1, "--steps", 100000, **{"min-nodes": 2}) as nodes:
+        nodes.start("a")
+        nodes.wait_until(lambda state: "a" in state.nodes)
+        nodes.signal_node("a", signal.SIGTERM)
+        assert nodes.wait_for_end_of("a") == 75
+        nodes.start_as("a", min_nodes=1)
+        nodes.wait_for_commit(3)
+        nodes.signal_node("a", signal.SIGTERM)
+        assert nodes.wait_for_end_of("a") == 1
+        nodes.start("a")
+        nodes.wait_until(lambda state: "a" in state.nodes)
+        nodes.signal_node("a", signal.SIGTERM)
+        assert nodes.wait_for_end_of("a") == 75
+        assert "no step was committed since this agent started" in nodes.output("a")

@@ -2,6 +2,7 @@
 
 from tests.planted_faults.batch_script_faults import BATCH_SCRIPT_FAULTS
 from tests.planted_faults.discovery_faults import DISCOVERY_FAULTS
+from tests.planted_faults.elastic_leave_faults import ELASTIC_LEAVE_FAULTS
 from tests.planted_faults.folder_faults import FOLDER_FAULTS
 from tests.planted_faults.gpu_faults import GPU_FAULTS
 from tests.planted_faults.network_faults import NETWORK_FAULTS
@@ -32,4 +33,5 @@ FAULTS = (
     *NETWORK_FAULTS,
     *BATCH_SCRIPT_FAULTS,
     *DISCOVERY_FAULTS,
+    *ELASTIC_LEAVE_FAULTS,
 )
