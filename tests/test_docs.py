@@ -49,6 +49,8 @@ FOREIGN_FLAGS = frozenset(
         "--election-timeout",  # of etcd
         "--gpus-per-node",  # of sbatch
         "--het-group",  # of srun
+        "--exclusive",  # of sbatch
+        "--gpus",  # of sbatch and srun
         "--hetero",  # the beginning of a name
         "--index-url",  # of pip
         "--ipc",  # of docker

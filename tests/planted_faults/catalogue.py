@@ -14,6 +14,7 @@ from tests.planted_faults.printable_faults import PRINTABLE_FAULTS
 from tests.planted_faults.rendezvous_faults import RENDEZVOUS_FAULTS
 from tests.planted_faults.runtime_faults import RUNTIME_FAULTS
 from tests.planted_faults.secret_faults import SECRET_FAULTS
+from tests.planted_faults.slurm_launch_faults import SLURM_LAUNCH_FAULTS
 from tests.planted_faults.tls_faults import TLS_FAULTS
 from tests.planted_faults.training_faults import TRAINING_FAULTS
 
@@ -32,6 +33,7 @@ FAULTS = (
     *RENDEZVOUS_FAULTS,
     *NETWORK_FAULTS,
     *BATCH_SCRIPT_FAULTS,
+    *SLURM_LAUNCH_FAULTS,
     *DISCOVERY_FAULTS,
     *ELASTIC_LEAVE_FAULTS,
 )

@@ -16,8 +16,8 @@ SECRET_FAULTS = (
         name="the step of an allocation has the values of --env in its command line",
         kind="shown secret",
         file="hetero/commands/launch.py",
-        find="dataclasses.replace(options, environment={})",
-        replace="dataclasses.replace(options, environment=_values(options.environment))",
+        find="return run_step(job, words, environment,",
+        replace="return run_step(job, [*words, *_values(dict(args.env)).values()], environment,",
         hints=("tests/unit/launch/test_command.py",),
     ),
     Fault(

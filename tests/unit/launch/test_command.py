@@ -209,6 +209,7 @@ def test_inside_an_allocation_slurms_nodes_are_shown_and_its_step_runs(
     said = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
     assert said.endswith("\nof-this-test from here\n")
     assert "has the value" not in said
+    assert said.count("of-this-test") == 1, "it is in the environment alone"
     assert re.search(
         r" --rendezvous address-of-big:(1[5-9]|2\d)\d{3} --logs launch-logs --node big=0:2 --node small=1:1 ", said
     )

@@ -1,0 +1,62 @@
+"""Faults of a launch inside of an allocation of Slurm."""
+
+from tests.planted_faults.fault import Fault
+
+SLURM_LAUNCH_FAULTS = (
+    Fault(
+        name="any card that Slurm has given serves a node type",
+        kind="missing check",
+        file="hetero/launch/slurm_nodes.py",
+        find="known=self._cluster.device_types) is not False",
+        replace='known=self._cluster.device_types) != "no"',
+        hints=("tests/unit/launch/test_slurm_nodes.py",),
+    ),
+    Fault(
+        name="nodes that a user names are not looked at",
+        kind="missing check",
+        file="hetero/launch/slurm_nodes.py",
+        find="        if wrong:",
+        replace="        if wrong and not hosts:",
+        hints=("tests/unit/launch/test_slurm_nodes.py",),
+    ),
+    Fault(
+        name="a step of a mixed node asks for cards of both kinds",
+        kind="wrong condition",
+        file="hetero/launch/slurm_step.py",
+        find='if used == given or "" in used:',
+        replace="if used:",
+        hints=("tests/unit/launch/test_slurm_step.py",),
+    ),
+    Fault(
+        name="a step has the environment that the job was submitted with",
+        kind="missing option",
+        file="hetero/launch/slurm_step.py",
+        find='words = ["srun", "--export=ALL", "--kill-on-bad-exit=1"]',
+        replace='words = ["srun", "--kill-on-bad-exit=1"]',
+        hints=("tests/unit/launch/test_slurm_step.py",),
+    ),
+    Fault(
+        name="a job that has saved nothing since its start queues itself again",
+        kind="wrong condition",
+        file="hetero/launch/slurm_run.py",
+        find="if saved is None or saved == before:",
+        replace="if saved is None:",
+        hints=("tests/unit/launch/test_slurm_run.py",),
+    ),
+    Fault(
+        name="all tasks of an array are told",
+        kind="wrong name",
+        file="hetero/slurm/controller.py",
+        find="if job.is_heterogeneous else [job.name]",
+        replace="if job.is_heterogeneous else [str(job.number)]",
+        hints=("tests/unit/launch/test_slurm_run.py",),
+    ),
+    Fault(
+        name="ranks of a cancelled job are told twice",
+        kind="wrong condition",
+        file="hetero/launch/slurm_run.py",
+        find='while step.poll() is None and state_of(job).get("JobState") == "RUNNING":',
+        replace="while step.poll() is None:",
+        hints=("tests/unit/launch/test_slurm_run.py",),
+    ),
+)
