@@ -208,7 +208,7 @@ def start_elastic(slurm: SlurmCluster, folder: Path, etcd: EtcdServer) -> Traini
         *words,
         options=("--array=0-1", "--partition=box"),
         AGENT_FLAGS="--min-nodes=2 --lease=5 --dwell=0 --straggler-threshold=inf",
-        LEAVE_WITHIN="30",
+        LEAVE_WITHIN="100",
     )
     return Training(slurm=slurm, folder=folder, names=(f"{number}_0", f"{number}_1"))
 
