@@ -382,6 +382,11 @@ def _in_allocation(
     args: argparse.Namespace, plan: Plan, cluster: ClusterSpec, flags: Sequence[str], job: SlurmJob
 ) -> int:
     """Print or run the srun step of Slurm's allocation."""
+    if job.task is not None and job.task.num_tasks > 1:
+        raise ConfigError(
+            f"this is task {job.task.task} of the {job.task.num_tasks} of a step of Slurm; a launch starts a task on "
+            "each node itself: run it once, in the job's script or shell, without srun"
+        )
     nodes = placed_nodes(cluster, allocated_nodes(job), hosts=args.hosts or (), components=args.components)
     words = step_words(job, nodes, _slurm_options(args, flags), cluster=cluster)
     if args.start:

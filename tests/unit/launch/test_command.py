@@ -235,6 +235,16 @@ def test_inside_an_allocation_hosts_that_are_named_count(
     assert "has 1 node (big), the plan needs 2: 1 x fast (2 cpu), 1 x slow (1 cpu); submit" in refused_here(plan, capfd)
 
 
+@pytest.mark.usefixtures("allocation")
+def test_a_launch_in_every_task_of_a_step_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in (("STEP_ID", "0"), ("PROCID", "1"), ("STEP_NUM_TASKS", "2"), ("STEP_NODELIST", "big,small")):
+        monkeypatch.setenv(f"SLURM_{name}", text)
+    said = refused_here(written(tmp_path), capfd)
+    assert "this is task 1 of the 2 of a step of Slurm; a launch starts a task on each node itself: run it once" in said
+
+
 def refused_here(plan: str, capfd: pytest.CaptureFixture[str]) -> str:
     capfd.readouterr()
     assert launched(plan, "--run") == 2
