@@ -111,7 +111,9 @@ class SlurmCluster:
         self._daemons: list[subprocess.Popen[bytes]] = []
         self.nodes = [node for kind in kinds for node in kind.nodes]
         self.hosts = NamespacedHosts(folder, {node: host_name.format(node) for node in self.nodes}, self._hosts_file)
-        outside = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
+        # Other tests of this process may have set what holds for ranks on one host (tests/helpers/rank_pool.py).
+        foreign = ("SLURM_", "SBATCH_", "SRUN_", "MASTER_", "GLOO_", "NCCL_")
+        outside = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
         self.environment = {**outside, "SLURM_CONF": str(folder / "slurm.conf")}
 
     @property
