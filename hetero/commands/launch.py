@@ -382,7 +382,9 @@ def _in_allocation(
     args: argparse.Namespace, plan: Plan, cluster: ClusterSpec, flags: Sequence[str], job: SlurmJob
 ) -> int:
     """Print or run the srun step of Slurm's allocation."""
-    if job.task is not None and job.task.num_tasks > 1:
+    # One task of "srun --pty bash" has the terminal; the shells of the others end at once.
+    has_terminal = any(os.isatty(descriptor) for descriptor in range(3))
+    if job.task is not None and job.task.num_tasks > 1 and not has_terminal:
         raise ConfigError(
             f"this is task {job.task.task} of the {job.task.num_tasks} of a step of Slurm; a launch starts a task on "
             "each node itself: run it once, in the job's script or shell, without srun"

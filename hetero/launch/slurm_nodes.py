@@ -21,8 +21,8 @@ class PlacedNode:
 
     host: NodeHost
     allocated: AllocatedNode
-    gpus: Mapping[str, int]
-    """GPUs for the step to ask for there, by Slurm's type of them; none for a node type without GPUs."""
+    visible_gpus: tuple[int, ...] = ()
+    """Which of the job's GPUs there the ranks see, counted from 0, on a node with several cards; empty: all."""
 
 
 def placed_nodes(
@@ -141,7 +141,14 @@ class _Allocation:
 
     def _placed(self, host: NodeHost) -> PlacedNode:
         allocated = self._nodes[host.name]
-        return PlacedNode(host=host, allocated=allocated, gpus=self._usable(allocated, host.node_type))
+        usable = self._usable(allocated, host.node_type)
+        if not usable or len(usable) == len(allocated.gpus):
+            return PlacedNode(host=host, allocated=allocated)
+        indices = allocated.gpu_indices
+        # The devices that a step sees are in the order of Slurm's numbers.
+        of_job = sorted(index for of_type in indices.values() for index in of_type)
+        visible = sorted(of_job.index(index) for gpu_type in usable for index in indices.get(gpu_type, ()))
+        return PlacedNode(host=host, allocated=allocated, visible_gpus=tuple(visible))
 
     def _misfit(self, lacking: set[str]) -> ConfigError:
         needed = [each for each in self._types.values() if each.name in lacking]

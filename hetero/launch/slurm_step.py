@@ -7,7 +7,6 @@ job's memory there, and ``--gpus`` with the sum of what the job has on the nodes
 """
 
 import sys
-from collections import Counter
 from collections.abc import Sequence
 
 from hetero.launch.slurm_nodes import PlacedNode
@@ -36,6 +35,7 @@ def step_words(
             node_rank=host.node,
             num_ranks=len(host.ranks),
             binding=_binding(host.node_type, cluster, options),
+            visible_gpus=each.visible_gpus,
         )
         task += ["--node", str(node)]
     task += ["--", options.torchrun, options.program, *options.flags]
@@ -49,22 +49,21 @@ def step_words(
         words += [":"] if index else []
         words += [f"--het-group={index}"] if job.is_heterogeneous else []
         words += [f"--nodes={len(part)}", f"--ntasks={len(part)}", "--ntasks-per-node=1", "--cpu-bind=none", "--mem=0"]
-        words += _gpus(part)
+        words += _gpus(part, cluster)
         words += task
     return words
 
 
-def _gpus(part: Sequence[PlacedNode]) -> list[str]:
-    """All GPUs that the plan can use of those that the job has on some nodes."""
-    used, given = Counter[str](), Counter[str]()
-    for each in part:
-        used.update(each.gpus)
-        given.update(each.allocated.gpus)
-    if not used:
+def _gpus(part: Sequence[PlacedNode], cluster: ClusterSpec) -> list[str]:
+    """Return the request for all GPUs that the job has on some nodes; none where the plan uses no GPUs.
+
+    It has no type: Slurm refuses a type that some nodes of the part lack, and any type in a job that asked for none.
+    On a node with several cards its task chooses among them.
+    """
+    if all(cluster.device_types.of(each.host.node_type.device).is_host for each in part):
         return []
-    if used == given or "" in used:
-        return [f"--gpus={used.total()}"]
-    return ["--gpus=" + ",".join(f"{gpu_type}:{count}" for gpu_type, count in sorted(used.items()))]
+    num_gpus = sum(sum(each.allocated.gpus.values()) for each in part)
+    return [f"--gpus={num_gpus}"] if num_gpus else []
 
 
 def _binding(node_type: NodeType, cluster: ClusterSpec, options: TorchrunOptions) -> str:

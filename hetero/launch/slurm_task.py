@@ -8,7 +8,7 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -27,23 +27,32 @@ class TaskNode:
 
     name: as Slurm calls it.
     binding: torchrun's ``--numa-binding``, :data:`NODE_IF_POSSIBLE`, or empty.
+    visible_gpus: the GPUs that ranks see, by their places in the list of those that the task sees; empty: all.
     """
 
     name: str
     node_rank: int
     num_ranks: int
     binding: str = ""
+    visible_gpus: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        """``v1=0:4:node``, which :func:`task_node` reads."""
-        return f"{self.name}={self.node_rank}:{self.num_ranks}{f':{self.binding}' if self.binding else ''}"
+        """``v1=0:4:node`` or ``m1=0:2::2,3``, which :func:`task_node` reads."""
+        visible = ",".join(map(str, self.visible_gpus))
+        return f"{self.name}={self.node_rank}:{self.num_ranks}:{self.binding}:{visible}".rstrip(":")
 
 
 def task_node(text: str) -> TaskNode:
-    """Return the node that ``NAME=NODE_RANK:RANKS[:BINDING]`` stands for."""
+    """Return the node that ``NAME=NODE_RANK:RANKS[:BINDING[:GPUS]]`` stands for."""
     name, _, numbers = text.partition("=")
-    node_rank, num_ranks, *binding = numbers.split(":")
-    return TaskNode(name=name, node_rank=int(node_rank), num_ranks=int(num_ranks), binding="".join(binding))
+    node_rank, num_ranks, binding, visible, *_ = [*numbers.split(":"), "", ""]
+    return TaskNode(
+        name=name,
+        node_rank=int(node_rank),
+        num_ranks=int(num_ranks),
+        binding=binding,
+        visible_gpus=tuple(map(int, filter(None, visible.split(",")))),
+    )
 
 
 def main(argv: Sequence[str]) -> NoReturn:
@@ -55,10 +64,12 @@ def main(argv: Sequence[str]) -> NoReturn:
     parser.add_argument("command", nargs="+", metavar="TORCHRUN PROGRAM FLAGS")
     args = parser.parse_args(argv)
     try:
-        words = _words(args)
+        job_number, own = _own_node(args.nodes)
     except HeteroError as error:
         tell_error(error)
         sys.exit(2)
+    words = _words(args, own, job_number)
+    os.environ.update(_visible_gpus(own, os.environ))
     try:
         os.execvp(words[0], words)
     except OSError as error:
@@ -68,16 +79,31 @@ def main(argv: Sequence[str]) -> NoReturn:
         sys.exit(2)
 
 
-def _words(args: argparse.Namespace) -> list[str]:
-    """The line of torchrun on this node."""
+def _own_node(nodes: Sequence[TaskNode]) -> tuple[int, TaskNode]:
+    """Return the number of the job, and the node of the plan that this task runs on."""
     job = job_of(os.environ)
-    own = next((node for node in args.nodes if job is not None and node.name == job.node), None)
+    own = next((node for node in nodes if job is not None and node.name == job.node), None)
     if job is None or own is None:
         where = "is not in a job of Slurm" if job is None else f"is node {job.node}"
         raise ConfigError(
-            f"a task of this launch {where}, which is none of its nodes ({', '.join(n.name for n in args.nodes)}); "
+            f"a task of this launch {where}, which is none of its nodes ({', '.join(n.name for n in nodes)}); "
             "'hetero launch --run' starts it on these"
         )
+    return job.number, own
+
+
+def _visible_gpus(node: TaskNode, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which ranks see the GPUs of the plan alone, on a node with several cards."""
+    given = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if not node.visible_gpus or node.visible_gpus[-1] >= len(given):
+        return {}
+    # Slurm counts devices by their place on the bus, CUDA the fastest first.
+    chosen = ",".join(given[place] for place in node.visible_gpus)
+    return {"CUDA_VISIBLE_DEVICES": chosen, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def _words(args: argparse.Namespace, own: TaskNode, job_number: int) -> list[str]:
+    """Return the line of torchrun on this node."""
     torchrun, *program = args.command
     binding = _binding(own)
     return [
@@ -85,7 +111,7 @@ def _words(args: argparse.Namespace) -> list[str]:
         *(["--numa-binding", binding] if binding else []),
         *("--rdzv-backend", RENDEZVOUS, "--rdzv-endpoint", args.rendezvous),
         *("--rdzv-conf", f"{NODE_RANK}={own.node_rank}"),
-        *("--log-dir", f"{args.logs}/{job.number}/{own.name}", "--tee", "3"),
+        *("--log-dir", f"{args.logs}/{job_number}/{own.name}", "--tee", "3"),
         *program,
     ]
 

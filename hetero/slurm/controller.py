@@ -5,7 +5,7 @@ import shlex
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hetero.errors import ConfigError
 from hetero.slurm.job import SlurmJob, StepTask, hostnames
@@ -13,7 +13,7 @@ from hetero.slurm.job import SlurmJob, StepTask, hostnames
 ANSWER_WITHIN_S = 60.0
 """For the controller, which a busy cluster keeps waiting; commands of Slurm give up by themselves later."""
 
-_GPUS = re.compile(r"(?:^|,)gpu(?::([^:(),]+))?:(\d+)(?=[(,\s]|$)")
+_GPUS = re.compile(r"(?:^|,)gpu(?::([^:(),]+))?:(\d+)(?:\(IDX:([\d,-]+)\))?(?=[(,\s]|$)")
 """``gpu:a100:4(IDX:0-3)`` or ``gpu:4(S:0-1)``, in a list with commas."""
 
 _OF_NODES = re.compile(r"\sNodes=(\S+)\s+CPU_IDs=\S*\s+Mem=\S*\s+GRES(?:_IDX)?=(\S*)")
@@ -50,11 +50,13 @@ class AllocatedNode:
 
     component: of the job, from 0.
     gpus: that the job has on it, by Slurm's type of them; of no type, ``""``.
+    gpu_indices: Slurm's numbers of these GPUs on the node, by type; none where Slurm does not know the devices.
     """
 
     node: SlurmNode
     component: int
     gpus: Mapping[str, int]
+    gpu_indices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -68,13 +70,20 @@ def allocated_nodes(job: SlurmJob) -> tuple[AllocatedNode, ...]:
         ConfigError: ``scontrol`` does not answer.
     """
     gpus: dict[str, Counter[str]] = {}
+    indices: dict[str, dict[str, tuple[int, ...]]] = {}
     for nodes, said in _OF_NODES.findall(_scontrol("--details", "show", "job", job.name)):
         for node in hostnames(nodes):
             gpus.setdefault(node, Counter()).update(_gpus(said))
+            indices.setdefault(node, {}).update(_gpu_indices(said))
     names = [hostnames(component.node_list) for component in job.components]
     facts = {each.name: each for each in nodes_called(node for of_component in names for node in of_component)}
     return tuple(
-        AllocatedNode(node=facts[node], component=component, gpus=dict(gpus.get(node, {})))
+        AllocatedNode(
+            node=facts[node],
+            component=component,
+            gpus=dict(gpus.get(node, {})),
+            gpu_indices=indices.get(node, {}),
+        )
         for component, of_component in enumerate(names)
         for node in of_component
     )
@@ -217,9 +226,17 @@ def _names(said: str) -> frozenset[str]:
 def _gpus(gres: str) -> dict[str, int]:
     """GPUs by type in a list of generic resources."""
     found: Counter[str] = Counter()
-    for gpu_type, count in _GPUS.findall(gres):
+    for gpu_type, count, _ in _GPUS.findall(gres):
         found[gpu_type] += int(count)
-    return dict(found)
+    # A job that asked for no type has 0 of those that it was not given.
+    return dict(+found)
+
+
+def _gpu_indices(gres: str) -> dict[str, tuple[int, ...]]:
+    """Slurm's numbers of GPUs by type: ``{"a100": (2, 3)}`` of ``gpu:a100:2(IDX:2-3)``."""
+    return {
+        gpu_type: tuple(map(int, hostnames(f"[{numbers}]"))) for gpu_type, _, numbers in _GPUS.findall(gres) if numbers
+    }
 
 
 def _scontrol(*words: str) -> str:

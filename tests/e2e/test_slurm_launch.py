@@ -104,14 +104,14 @@ class Launches:
     def flags(self) -> str:
         return " ".join(flags(self.folder, steps=2))
 
-    def check(self, said: str) -> None:
+    def check(self, said: str, *, new: str = "a0") -> None:
         """Each node has the ranks and the cards of the plan, and all meet at the address of rank 0's node."""
         found = re.findall(r"NODE (\w+) rank=(\d) ranks=(\d) sees=(\S+) meets=(\S+) port=(\d+)", said)
         assert len(found) == 3, said
         nodes = {name: (int(rank), int(ranks), sees.count(",") + 1) for name, rank, ranks, sees, _, _ in found}
-        assert nodes["a0"] == (0, 2, 2)
+        assert nodes[new] == (0, 2, 2)
         assert sorted(nodes[name] for name in ("v0", "v1")) == [(1, 4, 4), (2, 4, 4)]
-        assert {meets for *_, meets, _ in found} == {self.slurm.hosts["a0"].address}
+        assert {meets for *_, meets, _ in found} == {self.slurm.hosts[new].address}
         assert len({port for *_, port in found}) == 1
 
 
@@ -132,6 +132,26 @@ def test_one_plan_runs_in_every_form_of_an_allocation(slurm: SlurmCluster, tmp_p
     )
     for options, variables in forms:
         launches.check(launches.run(*options, **variables))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        ("--nodes=3", "--nodelist=m0,v[0-1]", "--exclusive"),
+        ("--nodes=3", "--nodelist=m0,v[0-1]", "--gpus=12"),
+        ("--nodes=2", "--nodelist=m0,v0", "--exclusive", ":", "--nodelist=v1", "--exclusive"),
+    ],
+)
+def test_ranks_of_a_mixed_node_see_the_cards_of_the_plan(
+    slurm: SlurmCluster, tmp_path: Path, form: tuple[str, ...]
+) -> None:
+    """Slurm takes no types for a step over nodes that lack some of them, nor where the job asked for none."""
+    launches = Launches(slurm, tmp_path)
+    said = launches.run(*form)
+    launches.check(said, new="m0")
+    (seen,) = re.findall(r"NODE m0 .* sees=(\S+) ", said)
+    said = slurm.call("scontrol", "show", "node", "m0")
+    assert seen == "2,3", said
 
 
 def test_a_written_script_runs_without_the_environment_of_sbatch(slurm: SlurmCluster, tmp_path: Path) -> None:

@@ -20,11 +20,11 @@ SLURM_LAUNCH_FAULTS = (
         hints=("tests/unit/launch/test_slurm_nodes.py",),
     ),
     Fault(
-        name="a step of a mixed node asks for cards of both kinds",
-        kind="wrong condition",
+        name="ranks of a mixed node see the cards of both kinds",
+        kind="missing option",
         file="hetero/launch/slurm_step.py",
-        find='if used == given or "" in used:',
-        replace="if used:",
+        find="            visible_gpus=each.visible_gpus,\n",
+        replace="",
         hints=("tests/unit/launch/test_slurm_step.py",),
     ),
     Fault(

@@ -241,8 +241,12 @@ def test_a_launch_in_every_task_of_a_step_is_refused(
 ) -> None:
     for name, text in (("STEP_ID", "0"), ("PROCID", "1"), ("STEP_NUM_TASKS", "2"), ("STEP_NODELIST", "big,small")):
         monkeypatch.setenv(f"SLURM_{name}", text)
-    said = refused_here(written(tmp_path), capfd)
+    plan = written(tmp_path)
+    said = refused_here(plan, capfd)
     assert "this is task 1 of the 2 of a step of Slurm; a launch starts a task on each node itself: run it once" in said
+    # srun --pty bash in an allocation of two nodes: the task with the terminal is the user's shell.
+    monkeypatch.setattr("os.isatty", lambda descriptor: descriptor == 0)
+    assert launched(plan, "--print") == 0
 
 
 def refused_here(plan: str, capfd: pytest.CaptureFixture[str]) -> str:

@@ -24,7 +24,13 @@ CPUS = ClusterSpec(
 
 
 def node(
-    name: str, component: int = 0, *, marks: str = "all", has: dict[str, int] | None = None, **gpus: int
+    name: str,
+    component: int = 0,
+    *,
+    marks: str = "all",
+    has: dict[str, int] | None = None,
+    indices: dict[str, tuple[int, ...]] | None = None,
+    **gpus: int,
 ) -> AllocatedNode:
     """A node of a job that has these GPUs there, of those that the node ``has``."""
     of_type = {gpu_type.removeprefix("untyped"): count for gpu_type, count in gpus.items()}
@@ -35,7 +41,7 @@ def node(
         marks=frozenset(marks.split(",")),
         partitions=frozenset(),
     )
-    return AllocatedNode(node=site, component=component, gpus=of_type)
+    return AllocatedNode(node=site, component=component, gpus=of_type, gpu_indices=indices or {})
 
 
 def assigned(
@@ -70,12 +76,9 @@ def test_the_number_of_gpus_decides_where_a_site_has_no_types() -> None:
 
 
 def test_more_gpus_than_the_plan_needs_are_enough() -> None:
-    placed = placed_nodes(GPUS, [node("a1", a100=8), node("v1", v100=4), node("m1", v100=4, a100=1)])
-    assert [(each.host.name, dict(each.gpus)) for each in placed] == [
-        ("a1", {"a100": 8}),
-        ("v1", {"v100": 4}),
-        ("m1", {"v100": 4}),
-    ]
+    mixed = node("m1", v100=4, a100=1, indices={"v100": (1, 2, 3, 4), "a100": (0,)})
+    placed = placed_nodes(GPUS, [node("a1", a100=8), node("v1", v100=4), mixed])
+    assert [(each.host.name, each.visible_gpus) for each in placed] == [("a1", ()), ("v1", ()), ("m1", (1, 2, 3, 4))]
 
 
 def test_a_mixed_node_is_what_the_plan_lacks() -> None:

@@ -84,9 +84,16 @@ def test_a_heterogeneous_job_has_a_part_for_each_component_in_the_order_of_the_j
     assert "a1=0:2" in words, "its node rank is that of the plan"
 
 
-def test_of_a_mixed_node_the_cards_of_the_plan_are_asked_for() -> None:
-    nodes = placed_nodes(GPUS, [node("m1", v100=4, a100=2), node("v1", v100=4), node("v2", v100=4)])
-    assert parts(step_words(job(PLAIN), nodes, OPTIONS, cluster=GPUS))[0][-1] == "--gpus=a100:2,v100:8"
+def test_ranks_of_a_mixed_node_see_the_cards_of_the_plan() -> None:
+    """Seen: Slurm refuses ``--gpus=a100:2,v100:8`` for three nodes, and any type in a job that asked for none."""
+    mixed = node("m1", v100=4, a100=2, indices={"v100": (0, 1, 4, 5), "a100": (2, 3)})
+    nodes = placed_nodes(GPUS, [mixed, node("v1", v100=4), node("v2", v100=4)])
+    words = step_words(job(PLAIN), nodes, OPTIONS, cluster=GPUS)
+    assert parts(words)[0][-1] == "--gpus=14"
+    assert [words[i + 1] for i, word in enumerate(words) if word == "--node"] == ["m1=0:2::2,3", "v1=1:4", "v2=2:4"]
+    # The job need not have all GPUs of the node.
+    some = dataclasses.replace(mixed, gpu_indices={"v100": (4, 5), "a100": (2, 3)})
+    assert placed_nodes(GPUS, [some, *[each.allocated for each in nodes[1:]]])[0].visible_gpus == (0, 1)
 
 
 def test_a_step_inside_of_a_step_shares_what_that_holds() -> None:
@@ -159,6 +166,17 @@ def test_a_task_becomes_the_torchrun_of_its_node(tmp_path: Path, binding: str, b
 
 
 @pytest.mark.parametrize(
+    ("visible", "sees"),
+    [("", ("4,5,6,7", "")), (":node:1,3", ("5,7", "PCI_BUS_ID")), ("::7", ("4,5,6,7", ""))],
+)
+def test_a_task_shows_its_ranks_the_cards_of_the_plan(tmp_path: Path, visible: str, sees: tuple[str, str]) -> None:
+    (tmp_path / "torchrun").write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES" "$CUDA_DEVICE_ORDER"\n')
+    (tmp_path / "torchrun").chmod(0o755)
+    done = run_task(tmp_path, "b1", "--node", f"b1=1:2{visible}", CUDA_VISIBLE_DEVICES="4,5,6,7")
+    assert (done.returncode, done.stdout.rstrip("\n").split(" ")) == (0, list(sees))
+
+
+@pytest.mark.parametrize(
     ("name", "said"),
     [
         ("other", "hetero: a task of this launch is node other, which is none of its nodes (a1, b1); 'hetero launch"),
@@ -171,9 +189,10 @@ def test_a_task_that_cannot_start_says_why(tmp_path: Path, name: str, said: str)
     assert done.stderr.startswith(said)
 
 
-def run_task(folder: Path, name: str, *nodes: str) -> "subprocess.CompletedProcess[str]":
+def run_task(folder: Path, name: str, *nodes: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "hetero.launch.slurm_task", "--rendezvous", "h:1", "--logs", "logs"]
     command += ["--node", "a1=0:2", *nodes, "--", "torchrun", "it's.py", "--split", "9, 1"]
     environment = {name: text for name, text in os.environ.items() if not name.startswith("SLURM")}
     environment |= {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": name, "PATH": str(folder), "PYTHONPATH": str(ROOT)}
+    environment |= variables
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=60)
