@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetero.errors import ConfigError
 from hetero.serialization import near_match
@@ -48,6 +48,9 @@ _CHOOSE_NODES = ("partition", "constraint", "nodelist", "nodefile", "exclude", "
 
 _SAME_SETTING = {"oversubscribe": "exclusive", "no-requeue": "requeue"}
 """Options of which the last one counts, as of a single option that is given twice."""
+
+_OF_THE_SCRIPT = ("signal", "requeue", "output", "error", "open-mode")
+"""Settings of the batch script, which runs on the first component, whichever node type that is."""
 
 _READ_HERE = (
     *_REFUSED,
@@ -123,6 +126,11 @@ def read_options(given: Iterable[str], node_types: Sequence[NodeType]) -> tuple[
                 f"--sbatch-option {option.given}: Slurm has no arrays of heterogeneous jobs, and the plan has "
                 f"{len(node_types)} node types; submit the script several times (--dependency=singleton)"
             )
+        if option.node_type and option.setting in _OF_THE_SCRIPT and len(node_types) > 1:
+            raise ConfigError(
+                f"--sbatch-option {option.given}: {option.name} is of the batch script, which all node types share; "
+                f"give it as {option.words}"
+            )
     return options
 
 
@@ -134,12 +142,13 @@ def node_type_of(given: str) -> str:
 def options_of(node_type: NodeType, options: Sequence[SbatchOption]) -> dict[str, SbatchOption]:
     """Return the options of a node type by what they set: its own overrule those for all, later ones earlier ones.
 
-    GPUs may be asked for by several options; one of the node type's own overrules all of those for all types.
+    GPUs may be asked for by several options; one of the node type's own overrules the GPUs of all of those for all
+    types, and leaves what else these ask for.
     """
     own = [option for option in options if option.node_type == node_type.name]
     for_all = [option for option in options if not option.node_type]
     if any(map(_gpu_counts, own)):
-        for_all = [option for option in for_all if not _gpu_counts(option)]
+        for_all = [rest for option in for_all if (rest := _without_gpus(option)) is not None]
     return {option.setting: option for option in [*for_all, *own]}
 
 
@@ -196,15 +205,10 @@ def _gpu_counts(option: SbatchOption) -> list[tuple[str, int]]:
     Raises:
         ConfigError: a number is none.
     """
-    if option.name not in (*_PER_NODE, *_PER_SOCKET, *_PER_JOB):
-        return []
     counts = []
     for entry in (option.value or "").split(","):
-        words = re.split("[:=]", re.sub("^gres[:/]", "", entry))
-        if not option.name.startswith("gpus"):
-            if words[0] != "gpu":
-                continue
-            words = words[1:]
+        if (words := _gpu_words(option, entry)) is None:
+            continue
         # Slurm takes a type without a number for one of it.
         number = words.pop() if words and (words[-1].isdecimal() or len(words) > 1) else "1"
         if not number.isdecimal():
@@ -214,6 +218,24 @@ def _gpu_counts(option: SbatchOption) -> list[tuple[str, int]]:
             )
         counts.append((":".join(words), int(number)))
     return counts
+
+
+def _gpu_words(option: SbatchOption, entry: str) -> list[str] | None:
+    """Return what an entry of an option says of GPUs, a type and a number; ``None`` if it is about something else."""
+    if option.name not in (*_PER_NODE, *_PER_SOCKET, *_PER_JOB):
+        return None
+    words = re.split("[:=]", re.sub("^gres[:/]", "", entry))
+    if option.name.startswith("gpus"):
+        return words
+    return words[1:] if words[0] == "gpu" else None
+
+
+def _without_gpus(option: SbatchOption) -> SbatchOption | None:
+    """Return an option with what it asks for but GPUs; ``None`` if that is nothing."""
+    if not _gpu_counts(option):
+        return option
+    rest = [entry for entry in (option.value or "").split(",") if _gpu_words(option, entry) is None]
+    return replace(option, value=",".join(rest)) if rest else None
 
 
 def _request(

@@ -200,6 +200,9 @@ def _chosen_nodes(site: SlurmSite, node_type: NodeType, options: Mapping[str, Sb
 
 
 def _listed(names: str) -> frozenset[str]:
+    """Return the nodes of a list; none of one that ``sbatch`` reads from a file, or that Slurm cannot read."""
+    if "/" in names:
+        return frozenset()
     try:
         return frozenset(hostnames(names))
     except ConfigError:

@@ -36,6 +36,22 @@ BATCH_SCRIPT_FAULTS = (
         hints=("tests/unit/launch/test_slurm_batch_script.py",),
     ),
     Fault(
+        name="GPUs of one node type take other resources of an option for all",
+        kind="wrong value",
+        file="hetero/launch/sbatch_options.py",
+        find='return replace(option, value=",".join(rest)) if rest else None',
+        replace="return None",
+        hints=("tests/unit/launch/test_slurm_batch_script.py",),
+    ),
+    Fault(
+        name="an option of the batch script is given to a component that does not run it",
+        kind="missing check",
+        file="hetero/launch/sbatch_options.py",
+        find="if option.node_type and option.setting in _OF_THE_SCRIPT and len(node_types) > 1:",
+        replace="if option.node_type and option.setting in _OF_THE_SCRIPT and len(node_types) > 99:",
+        hints=("tests/unit/launch/test_slurm_batch_script.py",),
+    ),
+    Fault(
         name="a GPU type is asked for that no node has enough of",
         kind="wrong condition",
         file="hetero/launch/slurm_components.py",

@@ -115,6 +115,9 @@ def test_hosts_without_gpus_ask_for_none() -> None:
         ("no-kill", r"every srun fails after the loss of a node .*scripts/slurm/elastic.sbatch\); leave it out"),
         ("exact", r"exact is an option of srun"),
         ("array=0-3", r"Slurm has no arrays of heterogeneous jobs, and the plan has 2 node types"),
+        ("v100:output=x", r"output is of the batch script, which all node types share; give it as output=x"),
+        ("v100:signal=B:TERM@300", r"is of the batch script, .*; give it as signal=B:TERM@300"),
+        ("a100:no-requeue", r"no-requeue is of the batch script, which all node types share"),
         ("signal=USR1@60", r"signal must be B:TERM@SECONDS"),
         ("gpu-bind=single:1", r"gpu-bind must be none"),
         ("a100:gpus-per-node=4", r"GPUs per node are 4, the plan uses 8 on each node of 'a100'; ask for at least 8"),
@@ -169,6 +172,9 @@ def test_an_option_of_a_node_type_overrules_that_of_all_and_a_setting_stands_onc
         assert [line for line in component if "requeue" in line] == ["no-requeue"]
     a100, v100 = gpu_lines(written(A100, V100, options=("gpus-per-node=8", "v100:gres=gpu:v100:4")))
     assert (a100, v100) == (["gpus-per-node=8"], ["gres=gpu:v100:4"])
+    both = ("gres=scratch:1,gpu:8", "tres-per-task=cpu=4,gres/gpu=8", "v100:gpus-per-node=v100:4")
+    _, v100 = requests(written(A100, V100, options=both))
+    assert {"gres=scratch:1", "tres-per-task=cpu=4", "gpus-per-node=v100:4"} <= set(v100), "GPUs alone are overruled"
     (shared,) = requests(written(V100, options=("oversubscribe", "array=1-4%1", "export=NONE")))
     assert "exclusive" not in shared
     assert {"oversubscribe", "array=1-4%1", "export=NONE"} <= set(shared)
@@ -190,6 +196,12 @@ def test_a_script_ends_as_the_launch_that_wrote_it_inside_of_the_job(tmp_path: P
     assert (without.returncode != 0, without.stdout) == (True, "")
     assert "B: is not set: set it before sbatch, which hands its environment on" in without.stderr
     assert "--components" not in written(A100).text
+
+
+def test_the_only_node_type_may_have_options_of_the_script() -> None:
+    (component,) = requests(written(V100, options=("v100:output=x", "v100:no-requeue")))
+    assert {"output=x", "no-requeue"} <= set(component)
+    assert "output=%x-%j.out" not in component
 
 
 def test_a_job_is_queued_again_only_if_it_would_go_on() -> None:
@@ -244,6 +256,9 @@ def test_types_are_those_of_nodes_that_the_options_leave() -> None:
         assert gpu_lines(written(dataclasses.replace(A100, name="fast"), options=options, site=site)) == [
             [f"gpus-per-node={gpu_type}:8"]
         ]
+    one = NodeType(name="fast", device="A100-40", gpus_per_node=8)
+    # sbatch reads the file: what is in it is not known here.
+    assert gpu_lines(written(one, options=("nodelist=/my/nodes",), site=site)) == [["gpus-per-node=a100:8"]]
 
 
 @pytest.mark.parametrize(
