@@ -30,7 +30,7 @@ from hetero.launch.probing import check_hosts
 from hetero.launch.run import HostCommand, run_on_hosts
 from hetero.launch.slurm_batch_script import batch_script, goes_on
 from hetero.launch.slurm_components import site_at_hand
-from hetero.launch.slurm_nodes import placed_nodes
+from hetero.launch.slurm_nodes import place_nodes
 from hetero.launch.slurm_run import run_step
 from hetero.launch.slurm_step import step_words
 from hetero.launch.ssh import DEFAULT_SSH, command_on, variables_line, watched
@@ -389,12 +389,12 @@ def _in_allocation(
             f"this is task {job.task.task} of the {job.task.num_tasks} of a step of Slurm; a launch starts a task on "
             "each node itself: run it once, in the job's script or shell, without srun"
         )
-    nodes = placed_nodes(cluster, allocated_nodes(job), hosts=args.hosts or (), components=args.components)
+    nodes = place_nodes(cluster, allocated_nodes(job), hosts=args.hosts or (), components=args.components)
     words = step_words(job, nodes, _slurm_options(args, flags), cluster=cluster)
     if args.start:
         if args.json:
             raise ConfigError(
-                "--json beside --run in an allocation of Slurm: ranks write to the same output; leave it out"
+                "--json with --run in an allocation of Slurm: ranks write to the same output; leave it out"
             )
         environment = environment_for_srun({**os.environ, **_values(dict(args.env))})
         return run_step(job, words, environment, newest_saved=_newest_saved(flags) if goes_on(flags) else None)

@@ -14,6 +14,7 @@ from types import FrameType
 from hetero.errors import ConfigError, MembershipError
 from hetero.launch.hosts import NodeHost
 from hetero.private_files import open_for_writing
+from hetero.signal_handlers import signal_handlers
 
 LAST_LINES = 15
 """Lines of a log that a message repeats."""
@@ -165,12 +166,8 @@ def _signals_into(ended: "queue.SimpleQueue[_Watched | None]") -> Iterator[None]
         # This queue's put may be called while its get waits.
         ended.put(None)
 
-    before = {each: signal.signal(each, note) for each in numbers}
-    try:
+    with signal_handlers(numbers, note):
         yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
 
 
 def _prefixed(say: Callable[[str], None], prefix: str) -> Callable[[str], None]:

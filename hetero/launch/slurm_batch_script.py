@@ -60,7 +60,7 @@ def batch_script(
     lines += [f"export {each}" for each in shell_assignments(environment, fix=_SET_FIRST)]
     words = [*launch, *(word for name in environment for word in ("--env", name))]
     words += ["--components", ",".join(map(printable, components))] if len(components) > 1 else []
-    lines += ["# In the place of this shell, which Slurm tells that the time is over."]
+    lines += ["# exec: Slurm sends the SIGTERM to the process of this script."]
     lines += [f"exec {shell_text([*words, '--run', '--', *flags])}", ""]
     return BatchScript(text="\n".join(lines), components=components, notes=job.notes)
 

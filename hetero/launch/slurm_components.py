@@ -192,7 +192,7 @@ def _chosen_nodes(site: SlurmSite, node_type: NodeType, options: Mapping[str, Sb
         node
         for node in site.nodes
         if (not partitions or partitions & node.partitions)
-        and meets(node.marks)
+        and meets(node.features)
         # Slurm adds others to a list that is too short.
         and (len(listed) < node_type.count or node.name in listed)
         and node.name not in excluded
@@ -210,11 +210,11 @@ def _listed(names: str) -> frozenset[str]:
 
 
 def _constraint(text: str) -> Callable[[frozenset[str]], bool]:
-    """Return whether a node with these marks meets a constraint; one that cannot be read here is met by all."""
+    """Return the check of features against a constraint; all meet one that cannot be read here."""
     if not (simple := _SIMPLE_CONSTRAINT.fullmatch(text)):
-        return lambda marks: True
+        return lambda features: True
     names = set(re.split(r"[|&,]", simple[1]))
-    return (lambda marks: bool(names & marks)) if "|" in text else names.issubset
+    return (lambda features: bool(names & features)) if "|" in text else names.issubset
 
 
 def _ordered(components: Sequence[ComponentRequest]) -> list[ComponentRequest]:

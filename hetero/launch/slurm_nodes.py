@@ -1,7 +1,8 @@
-"""Finds out which node of an allocation is of which node type of the cluster file.
+"""Assigns the nodes of an allocation to the node types of the cluster file.
 
-By what Slurm has given the job on each node (GPUs, by Slurm's type of them), by the names of nodes in the cluster file,
-by features and partitions that are called like a node type, and at last by the order of the job's components.
+The first of these that decides counts: what the user or the job's script says, names of nodes in the cluster file, the
+GPUs that the job has on each node, features and partitions that are called like a node type, and the order of the job's
+components.
 """
 
 from collections import Counter
@@ -17,116 +18,122 @@ from hetero.spec.cluster import ClusterSpec, NodeType
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacedNode:
-    """A node of the plan, and the node of the allocation that it is."""
+    """A node of the plan and its node of the allocation.
+
+    visible_gpus: indices into the job's GPUs on the node that ranks may use, where the node has cards of several types;
+        empty for all.
+    """
 
     host: NodeHost
     allocated: AllocatedNode
     visible_gpus: tuple[int, ...] = ()
-    """Which of the job's GPUs there the ranks see, counted from 0, on a node with several cards; empty: all."""
 
 
-def placed_nodes(
+def place_nodes(
     cluster: ClusterSpec, nodes: Sequence[AllocatedNode], *, hosts: Sequence[str] = (), components: Sequence[str] = ()
 ) -> tuple[PlacedNode, ...]:
     """Return the nodes of the plan in its order, each with a node of the allocation.
 
     Args:
-        hosts: as ``--hosts`` has them, if a user says which node is of which type.
-        components: the node type of each component, if the job's script says that.
+        hosts: words of ``--hosts``, if the user says which node is of which type.
+        components: node type of each component, if the job's script says that.
 
     Raises:
         ConfigError: the allocation has other nodes than the plan needs, or does not say which is which.
     """
-    return _Allocation(cluster, nodes).placed(hosts, components)
+    return _Assignment(cluster, nodes).place(hosts, components)
 
 
-class _Allocation:
-    """The nodes of an allocation, held against the node types of a cluster."""
+class _Assignment:
+    """The nodes of an allocation and the node types that they may be of."""
 
     def __init__(self, cluster: ClusterSpec, nodes: Sequence[AllocatedNode]) -> None:
         self._cluster = cluster
-        self._nodes = {each.name: each for each in nodes}
-        self._types = {each.name: each for each in cluster.node_types}
-        self._counts = {each.name: each.count for each in cluster.node_types}
-        # Of a site that does not let Slurm count its GPUs, nothing can be said.
-        self._knows_gpus = any(each.node.gpus for each in nodes)
+        self._nodes = {node.name: node for node in nodes}
+        self._types = {node_type.name: node_type for node_type in cluster.node_types}
+        self._counts = {node_type.name: node_type.count for node_type in cluster.node_types}
+        # Some sites do not let Slurm manage their GPUs; then nothing can be checked.
+        self._knows_gpus = any(node.node.gpus for node in nodes)
 
-    def placed(self, hosts: Sequence[str], components: Sequence[str]) -> tuple[PlacedNode, ...]:
+    def place(self, hosts: Sequence[str], components: Sequence[str]) -> tuple[PlacedNode, ...]:
         self._check_number()
-        words = list(hosts) if hosts else self._words(components)
+        words = list(hosts) or self._words(self._by_component(components) if components else self._find_types())
         placed = tuple(self._placed(host) for host in assigned_hosts(self._cluster, words))
-        wrong = [each for each in placed if not self._fits(each.allocated, each.host.node_type)]
-        if wrong:
-            raise self._misfit({each.host.node_type.name for each in wrong})
+        lacking = {node.host.node_type.name for node in placed if not self._fits(node.allocated, node.host.node_type)}
+        if lacking:
+            raise self._misfit(lacking)
         return placed
 
     def _check_number(self) -> None:
-        found, needed = len(self._nodes), sum(self._counts.values())
-        if found != needed:
+        num_nodes, needed = len(self._nodes), sum(self._counts.values())
+        if num_nodes != needed:
             raise ConfigError(
-                f"this allocation of Slurm has {found} node{'s' * (found != 1)} ({', '.join(self._nodes)}), the plan "
-                f"needs {needed}: {nodes_in_words(self._cluster)}; submit what 'hetero launch ... --sbatch' writes, or "
-                "plan for these nodes ('srun hetero discover' describes them)"
+                f"this allocation of Slurm has {num_nodes} node{'s' * (num_nodes != 1)} ({', '.join(self._nodes)}), "
+                f"the plan needs {needed}: {nodes_in_words(self._cluster)}; submit what 'hetero launch ... --sbatch' "
+                "writes, or plan for these nodes ('srun hetero discover' describes them)"
             )
 
-    def _words(self, components: Sequence[str]) -> list[str]:
-        """The assignment, as ``--hosts`` has it."""
-        types = self._of_components(components) if components else self._found()
+    def _words(self, types: Mapping[str, str]) -> list[str]:
+        """Return the assignment in the form of ``--hosts``."""
         return [
             f"{node_type}={','.join(node for node in self._nodes if types[node] == node_type)}"
             for node_type in self._types
         ]
 
-    def _found(self) -> dict[str, str]:
-        """By node, its type."""
+    def _find_types(self) -> dict[str, str]:
+        """Return the node type of each node by what Slurm and the cluster file say."""
         if len(self._types) == 1:
             return dict.fromkeys(self._nodes, next(iter(self._types)))
-        names = {node: each.name for each in self._types.values() for node in each.nodes}
-        if names.keys() == self._nodes.keys():
-            return names
-        possible = {
-            node: frozenset(name for name, node_type in self._types.items() if self._fits(each, node_type))
-            for node, each in self._nodes.items()
+        types_by_name = {node: node_type.name for node_type in self._types.values() for node in node_type.nodes}
+        if types_by_name.keys() == self._nodes.keys():
+            return types_by_name
+        candidates = {
+            name: frozenset(type_name for type_name, node_type in self._types.items() if self._fits(node, node_type))
+            for name, node in self._nodes.items()
         }
-        if lacking := [name for name, n in self._counts.items() if sum(name in p for p in possible.values()) < n]:
-            raise self._misfit(set(lacking))
-        if not all(possible.values()):
+        num_candidates = Counter(type_name for types in candidates.values() for type_name in types)
+        if lacking := {name for name, count in self._counts.items() if num_candidates[name] < count}:
+            raise self._misfit(lacking)
+        if not all(candidates.values()):
             raise self._misfit(set(self._types))
-        called = {node: (p & self._marks(self._nodes[node])) or p for node, p in possible.items()}
-        found = _assigned(possible, self._counts) or _assigned(called, self._counts) or self._in_order(possible)
-        if found is None:
+        namesakes = {name: (types & _labels(self._nodes[name])) or types for name, types in candidates.items()}
+        types = (
+            _eliminate(candidates, self._counts)
+            or _eliminate(namesakes, self._counts)
+            or self._in_file_order(candidates)
+        )
+        if types is None:
             raise ConfigError(
                 f"this allocation of Slurm does not say which of its nodes ({', '.join(self._nodes)}) is of which type "
                 f"({nodes_in_words(self._cluster)}); name them: --hosts "
                 + " ".join(f"{name}=NODE{',...' * (count > 1)}" for name, count in self._counts.items())
             )
-        return found
+        return types
 
-    def _in_order(self, possible: Mapping[str, frozenset[str]]) -> dict[str, str] | None:
-        """The components in the order of the cluster file, if that is one of the ways."""
-        sizes = Counter(each.component for each in self._nodes.values())
-        if [sizes[i] for i in range(len(sizes))] != list(self._counts.values()):
+    def _in_file_order(self, candidates: Mapping[str, frozenset[str]]) -> dict[str, str] | None:
+        """Return the types if the components can be the node types in their order; else ``None``."""
+        sizes = Counter(node.component for node in self._nodes.values())
+        if [sizes[index] for index in range(len(sizes))] != list(self._counts.values()):
             return None
-        types = list(self._types)
-        found = {node: types[each.component] for node, each in self._nodes.items()}
-        return found if all(found[node] in possible[node] for node in found) else None
+        types = self._by_component(list(self._types))
+        return types if all(types[name] in candidates[name] for name in types) else None
 
-    def _of_components(self, components: Sequence[str]) -> dict[str, str]:
-        sizes = Counter(each.component for each in self._nodes.values())
-        if len(components) != len(sizes) or set(components) != self._types.keys():
+    def _by_component(self, components: Sequence[str]) -> dict[str, str]:
+        num_components = len({node.component for node in self._nodes.values()})
+        if len(components) != num_components or set(components) != self._types.keys():
             raise ConfigError(
-                f"--components {','.join(components)}: must name the node type of each of the job's {len(sizes)} "
+                f"--components {','.join(components)}: must name the node type of each of the job's {num_components} "
                 f"components, and all of {', '.join(self._types)}"
             )
-        return {node: components[each.component] for node, each in self._nodes.items()}
+        return {name: components[node.component] for name, node in self._nodes.items()}
 
     def _fits(self, node: AllocatedNode, node_type: NodeType) -> bool:
         if self._cluster.device_types.of(node_type.device).is_host or not self._knows_gpus:
             return True
-        return sum(self._usable(node, node_type).values()) >= node_type.gpus_per_node
+        return sum(self._usable_gpus(node, node_type).values()) >= node_type.gpus_per_node
 
-    def _usable(self, node: AllocatedNode, node_type: NodeType) -> dict[str, int]:
-        """GPUs of the job on a node that may be those of a node type."""
+    def _usable_gpus(self, node: AllocatedNode, node_type: NodeType) -> dict[str, int]:
+        """Return the job's GPUs on a node, by Slurm's type, that may be the devices of a node type."""
         device = self._cluster.device_types.of(node_type.device)
         if device.is_host:
             return {}
@@ -136,55 +143,63 @@ class _Allocation:
             if may_be(gpu_type, device, known=self._cluster.device_types) is not False
         }
 
-    def _marks(self, node: AllocatedNode) -> frozenset[str]:
-        return node.node.marks | node.gpus.keys() | node.node.gpus.keys()
-
     def _placed(self, host: NodeHost) -> PlacedNode:
         allocated = self._nodes[host.name]
-        usable = self._usable(allocated, host.node_type)
+        usable = self._usable_gpus(allocated, host.node_type)
         if not usable or len(usable) == len(allocated.gpus):
             return PlacedNode(host=host, allocated=allocated)
-        indices = allocated.gpu_indices
-        # The devices that a step sees are in the order of Slurm's numbers.
-        of_job = sorted(index for of_type in indices.values() for index in of_type)
-        visible = sorted(of_job.index(index) for gpu_type in usable for index in indices.get(gpu_type, ()))
+        # A step sees its devices in the order of Slurm's indices.
+        job_indices = sorted(index for indices in allocated.gpu_indices.values() for index in indices)
+        usable_indices = [index for gpu_type in usable for index in allocated.gpu_indices.get(gpu_type, ())]
+        visible = sorted(job_indices.index(index) for index in usable_indices)
         return PlacedNode(host=host, allocated=allocated, visible_gpus=tuple(visible))
 
     def _misfit(self, lacking: set[str]) -> ConfigError:
-        needed = [each for each in self._types.values() if each.name in lacking]
-        said = " and ".join(
-            f"{each.count} node{'s' * (each.count > 1)} of {each.name!r} with {each.gpus_per_node} x {each.device}"
-            for each in needed
+        needed = [node_type for node_type in self._types.values() if node_type.name in lacking]
+        wanted = " and ".join(
+            f"{node_type.count} node{'s' * (node_type.count > 1)} of {node_type.name!r} with "
+            f"{node_type.gpus_per_node} x {node_type.device}"
+            for node_type in needed
         )
-        has = "; ".join(f"{name} has {_gpus_in_words(node)}" for name, node in self._nodes.items())
+        present = "; ".join(f"{name} has {_gpus_in_words(node)}" for name, node in self._nodes.items())
         return ConfigError(
-            f"the plan needs {said}; of this job {has}; ask Slurm for them by type (such as --gpus-per-node=TYPE:"
+            f"the plan needs {wanted}; of this job {present}; ask Slurm for them by type (such as --gpus-per-node=TYPE:"
             f"{needed[0].gpus_per_node}), or submit what 'hetero launch ... --sbatch' writes"
         )
 
 
-def _assigned(possible: Mapping[str, frozenset[str]], counts: Mapping[str, int]) -> dict[str, str] | None:
-    """By node its type, where nothing else is possible; ``None`` if there are several ways, or none."""
-    found: dict[str, str] = {}
-    while len(found) < len(possible):
-        left = {name: count - sum(each == name for each in found.values()) for name, count in counts.items()}
-        open_types = {name for name, count in left.items() if count > 0}
-        free = {node: types & open_types for node, types in possible.items() if node not in found}
-        forced = dict(_forced(free, left))
-        if not forced or min(left.values()) < 0:
+def _labels(node: AllocatedNode) -> frozenset[str]:
+    """Return names that Slurm connects with a node: features, partitions, GPU types."""
+    return node.node.features | node.node.partitions | node.gpus.keys() | node.node.gpus.keys()
+
+
+def _eliminate(candidates: Mapping[str, frozenset[str]], counts: Mapping[str, int]) -> dict[str, str] | None:
+    """Return the type of each node if there is one way only; ``None`` if there are several or none.
+
+    Args:
+        candidates: types that a node may be of, by its name.
+        counts: number of nodes by type.
+    """
+    types: dict[str, str] = {}
+    while len(types) < len(candidates):
+        missing = {name: count - Counter(types.values())[name] for name, count in counts.items()}
+        open_types = {name for name, count in missing.items() if count > 0}
+        undecided = {node: names & open_types for node, names in candidates.items() if node not in types}
+        decided = dict(_decided(undecided, missing))
+        if not decided or min(missing.values()) < 0:
             return None
-        found |= forced
-    return found if Counter(found.values()) == Counter(counts) else None
+        types |= decided
+    return types if Counter(types.values()) == Counter(counts) else None
 
 
-def _forced(free: Mapping[str, frozenset[str]], left: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """Nodes that can be of one type only, or that a type needs as no others are left for it."""
-    for name, count in left.items():
-        able = [node for node, types in free.items() if name in types]
-        if 0 < count == len(able):
-            yield from ((node, name) for node in able)
+def _decided(undecided: Mapping[str, frozenset[str]], missing: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """Yield nodes with one candidate type, or with a type that lacks as many nodes as are left for it."""
+    for type_name, count in missing.items():
+        nodes = [node for node, types in undecided.items() if type_name in types]
+        if 0 < count == len(nodes):
+            yield from ((node, type_name) for node in nodes)
             return
-    yield from ((node, next(iter(types))) for node, types in free.items() if len(types) == 1)
+    yield from ((node, next(iter(types))) for node, types in undecided.items() if len(types) == 1)
 
 
 def _gpus_in_words(node: AllocatedNode) -> str:

@@ -1,6 +1,5 @@
-"""Runs a step of ``srun`` to its end: tells its ranks when the time is over, and queues the job again."""
+"""Runs a step of ``srun`` to its end: hands signals on to its ranks, and requeues the job when its time is over."""
 
-import contextlib
 import queue
 import signal
 import socket
@@ -8,20 +7,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
 from hetero.errors import ConfigError
-from hetero.slurm.controller import requeue, signal_step, state_of, step_started_by
+from hetero.signal_handlers import signal_handlers
+from hetero.slurm.controller import job_fields, requeue, signal_step, step_started_by
 from hetero.slurm.job import SlurmJob
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-_ASK_AGAIN_S = 1.0
-"""For a step that ``srun`` has not started yet."""
+_POLL_S = 1.0
+"""Pause before Slurm is asked again for a step that ``srun`` has not created yet."""
 
-_UNTIL_ENDED_S = 60.0
-"""For Slurm to end a job that it has queued again."""
+_REQUEUE_S = 60.0
+"""Limit of the wait for Slurm to end a requeued job."""
 
 
 def run_step(
@@ -33,16 +33,16 @@ def run_step(
 ) -> int:
     """Run a step until it has ended.
 
-    The first SIGTERM (which Slurm sends to a batch script when its time is almost over, ``--signal=B:TERM@120``),
-    SIGINT or SIGHUP is handed on to the ranks as SIGTERM: they finish the step in hand, save and leave. It goes to this
-    step of the job alone; the shell of ``salloc`` may be a step as well. A second SIGINT ends the step at once. Of a
-    job that is being cancelled or preempted Slurm has told the ranks itself.
+    The first SIGTERM, SIGINT or SIGHUP reaches the ranks as SIGTERM: they finish their training step, save and exit.
+    Slurm sends SIGTERM to a batch script two minutes before its time is over (``--signal=B:TERM@120``). The signal goes
+    to this step alone, because the shell of ``salloc`` may be a step of the job as well. A second SIGINT ends ``srun``
+    at once.
 
     Args:
         words: the line of ``srun``.
-        newest_saved: the newest step that is saved, ``None`` if there is none; not given where a job that starts again
-            would not go on from what it has saved. After the end of its time a batch job is queued again if this has
-            changed since the start, as it would otherwise run for ever without getting on.
+        newest_saved: returns the newest saved training step, ``None`` if there is none. A batch job that runs out of
+            time is requeued if this step has changed since the start; otherwise it would restart for ever without
+            progress. Leave it out where a restarted job would not load what it has saved.
 
     Returns:
         The exit code of ``srun``.
@@ -50,79 +50,70 @@ def run_step(
     Raises:
         ConfigError: ``srun`` cannot be started.
     """
-    # Numbers of signals, and None for the end of the step.
+    # Signal numbers, and None once the step has ended.
     events: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-    before = newest_saved() if newest_saved is not None else None
-    with _signals_into(events):
-        step = _started(words, environment)
-        threading.Thread(target=_note_end, args=(step, events), daemon=True).start()
-        told: list[int] = []
-        while (event := events.get()) is not None:
-            told.append(event)
-            if told == [event]:
-                _tell_ranks(job, step)
-            elif event == signal.SIGINT:
+
+    def put_signal(number: int, frame: FrameType | None) -> None:
+        del frame
+        # A handler may call put while get waits.
+        events.put(number)
+
+    first_saved = newest_saved() if newest_saved is not None else None
+    received: list[int] = []
+    with signal_handlers(_SIGNALS, put_signal):
+        step = _start(words, environment)
+        threading.Thread(target=_put_end, args=(step, events), daemon=True).start()
+        while (number := events.get()) is not None:
+            received.append(number)
+            if len(received) == 1:
+                _signal_ranks(job, step)
+            elif number == signal.SIGINT:
                 step.terminate()
-        code = step.returncode
-        if signal.SIGTERM in told and code != 0 and newest_saved is not None:
-            _queue_again(job, before, newest_saved())
-    return code if code >= 0 else 128 - code
+        if signal.SIGTERM in received and step.returncode != 0 and newest_saved is not None:
+            _requeue_if_saved(job, first_saved, newest_saved())
+    return step.returncode if step.returncode >= 0 else 128 - step.returncode
 
 
-def _started(words: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+def _start(words: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
     try:
-        # A process group of its own: a Ctrl-C of the terminal is for this process, and would make srun end the ranks.
+        # srun would end the ranks at a Ctrl-C of the terminal, so it gets a process group of its own.
         return subprocess.Popen(words, env=dict(environment), stdin=subprocess.DEVNULL, process_group=0)
     except OSError as error:
         raise ConfigError(f"{words[0]} cannot be started: {error.strerror}; is Slurm's srun on the PATH?") from None
 
 
-def _note_end(step: "subprocess.Popen[bytes]", events: "queue.SimpleQueue[int | None]") -> None:
+def _put_end(step: "subprocess.Popen[bytes]", events: "queue.SimpleQueue[int | None]") -> None:
     step.wait()
     events.put(None)
 
 
-def _tell_ranks(job: SlurmJob, step: "subprocess.Popen[bytes]") -> None:
-    # Cancelled or preempted, the job is COMPLETING, and Slurm has told the ranks.
-    while step.poll() is None and state_of(job).get("JobState") == "RUNNING":
+def _signal_ranks(job: SlurmJob, step: "subprocess.Popen[bytes]") -> None:
+    # The ranks of a job that is cancelled or preempted, which is COMPLETING, have SIGTERM from Slurm.
+    while step.poll() is None and job_fields(job).get("JobState") == "RUNNING":
         if (number := step_started_by(job, pid=step.pid, host=socket.gethostname())) is not None:
             signal_step(job, number, "TERM")
             return
-        time.sleep(_ASK_AGAIN_S)
+        time.sleep(_POLL_S)
 
 
-def _queue_again(job: SlurmJob, before: int | None, saved: int | None) -> None:
-    """Queue a job again that is out of time, unless it may not (``--no-requeue``), or is no batch job."""
-    state = state_of(job)
-    if (state.get("JobState"), state.get("Requeue"), state.get("BatchFlag")) != ("RUNNING", "1", "1"):
+def _requeue_if_saved(job: SlurmJob, first_saved: int | None, saved: int | None) -> None:
+    """Requeue a batch job that has run out of time, unless ``--no-requeue`` forbids it."""
+    fields = job_fields(job)
+    if (fields.get("JobState"), fields.get("Requeue"), fields.get("BatchFlag")) != ("RUNNING", "1", "1"):
         return
-    if saved is None or saved == before:
-        _say(
+    if saved is None or saved == first_saved:
+        since = "" if saved is None else f" from step {saved}"
+        _print_line(
             f"out of time: job {job.name} does not queue itself again, as nothing was saved since it has started"
-            f"{'' if saved is None else f' from step {saved}'}; give it more time (--time), and submit it again"
+            f"{since}; give it more time (--time), and submit it again"
         )
         return
-    _say(f"out of time: job {job.name} queues itself again, to go on after step {saved}")
+    _print_line(f"out of time: job {job.name} queues itself again, to go on after step {saved}")
     requeue(job)
-    # The end of this process would be taken for that of the job.
-    time.sleep(_UNTIL_ENDED_S)
+    # Slurm would take an exit of this process for the end of the job.
+    time.sleep(_REQUEUE_S)
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stderr.write(f"hetero: {line}\n")
     sys.stderr.flush()
-
-
-@contextlib.contextmanager
-def _signals_into(events: "queue.SimpleQueue[int | None]") -> Iterator[None]:
-    def note(number: int, frame: FrameType | None) -> None:
-        del frame
-        # This queue's put may be called while its get waits.
-        events.put(number)
-
-    before = {each: signal.signal(each, note) for each in _SIGNALS}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)

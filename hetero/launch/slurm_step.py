@@ -1,9 +1,9 @@
-"""Writes the step of ``srun`` that starts one torchrun on each node of an allocation, whatever form that has.
+"""Writes the ``srun`` line that starts one torchrun on each node of an allocation of any form.
 
-A plain job has one part, a heterogeneous job one for each of its components; within a part Slurm chooses the order of
-tasks, which look up by the name of their node who they are (:mod:`hetero.launch.slurm_task`). The step relies on this:
-without ``--exact`` and ``--cpus-per-task`` it gets all processors that the job has on a node, ``--mem=0`` is all of the
-job's memory there, and ``--gpus`` with the sum of what the job has on the nodes of a part gives each node its own.
+The line has one part for each component of the job. Slurm chooses the order of tasks within a part, and each task finds
+its place in the plan by the name of its node (:mod:`hetero.launch.slurm_task`). The step relies on three defaults of
+Slurm: without ``--exact`` and ``--cpus-per-task`` it gets all processors that the job has on a node, ``--mem=0`` means
+all memory of the job there, and ``--gpus`` with the sum over the nodes of a part gives each node the job's GPUs there.
 """
 
 import sys
@@ -19,33 +19,32 @@ from hetero.spec.cluster import ClusterSpec, NodeType
 def step_words(
     job: SlurmJob, nodes: Sequence[PlacedNode], options: TorchrunOptions, *, cluster: ClusterSpec
 ) -> list[str]:
-    """Return the line of ``srun``, word by word.
+    """Return the words of the ``srun`` line.
 
     Args:
-        nodes: of the plan, in its order.
-        options: an address and a port that are not given follow from the nodes and are drawn.
+        nodes: all nodes of the plan, in its order.
+        options: without an address ranks meet on the plan's first node, without a port on a random one.
     """
     address = options.address or (LOOPBACK if len(nodes) == 1 else nodes[0].allocated.node.address)
     endpoint = f"{f'[{address}]' if ':' in address else address}:{options.port or drawn_port()}"
     task = [sys.executable, "-m", "hetero.launch.slurm_task", "--rendezvous", endpoint, "--logs", options.logs]
-    for each in nodes:
-        host = each.host
-        node = TaskNode(
-            name=host.name,
-            node_rank=host.node,
-            num_ranks=len(host.ranks),
-            binding=_binding(host.node_type, cluster, options),
-            visible_gpus=each.visible_gpus,
+    for node in nodes:
+        task_node = TaskNode(
+            name=node.host.name,
+            node_rank=node.host.node,
+            num_ranks=len(node.host.ranks),
+            binding=_binding(node.host.node_type, cluster, options),
+            visible_gpus=node.visible_gpus,
         )
-        task += ["--node", str(node)]
+        task += ["--node", str(task_node)]
     task += ["--", options.torchrun, options.program, *options.flags]
-    # What this environment has, also where the job was submitted with --export=NONE.
+    # A job that was submitted with --export=NONE would give its step an empty environment.
     words = ["srun", "--export=ALL", "--kill-on-bad-exit=1"]
     if job.task is not None:
-        # This process is a task of a step itself, which holds the processors and GPUs of its node.
+        # The step that this process belongs to holds the processors and GPUs of its node.
         words.append("--overlap")
     for index in range(len(job.components)):
-        part = [each for each in nodes if each.allocated.component == index]
+        part = [node for node in nodes if node.allocated.component == index]
         words += [":"] if index else []
         words += [f"--het-group={index}"] if job.is_heterogeneous else []
         words += [f"--nodes={len(part)}", f"--ntasks={len(part)}", "--ntasks-per-node=1", "--cpu-bind=none", "--mem=0"]
@@ -55,19 +54,19 @@ def step_words(
 
 
 def _gpus(part: Sequence[PlacedNode], cluster: ClusterSpec) -> list[str]:
-    """Return the request for all GPUs that the job has on some nodes; none where the plan uses no GPUs.
+    """Return the option that asks for all GPUs of the job on these nodes; none where the plan uses no GPUs.
 
-    It has no type: Slurm refuses a type that some nodes of the part lack, and any type in a job that asked for none.
-    On a node with several cards its task chooses among them.
+    It names no type, because Slurm refuses a type that a node of the part lacks, and any type in a job that asked for
+    none. On a node with cards of several types the task chooses among them.
     """
-    if all(cluster.device_types.of(each.host.node_type.device).is_host for each in part):
+    if all(cluster.device_types.of(node.host.node_type.device).is_host for node in part):
         return []
-    num_gpus = sum(sum(each.allocated.gpus.values()) for each in part)
+    num_gpus = sum(sum(node.allocated.gpus.values()) for node in part)
     return [f"--gpus={num_gpus}"] if num_gpus else []
 
 
 def _binding(node_type: NodeType, cluster: ClusterSpec, options: TorchrunOptions) -> str:
-    """What a launch asks for, else the nodes of processors that the cluster file knows beside GPUs."""
+    """Return ``--numa-binding`` of the launch; by default ranks are bound where a host has several NUMA nodes."""
     if options.numa_binding is not None:
         return options.numa_binding
     knows = node_type.host is not None and node_type.host.numa_nodes > 1

@@ -1,7 +1,6 @@
-"""Starts torchrun on a node of an allocation, as one task of a step; ``hetero launch`` has ``srun`` start it.
+"""Starts torchrun on one node of an allocation: the task that the ``srun`` line of ``hetero launch`` runs there.
 
-It knows by the name of its node which node of the plan it is: neither the order of tasks nor that of Slurm's lists
-counts.
+The task finds its node of the plan by the name of its node, so that the order of tasks and of Slurm's lists is free.
 """
 
 import argparse
@@ -18,16 +17,16 @@ from hetero.slurm.job import job_of
 from hetero.standard_output import tell_error
 
 NODE_IF_POSSIBLE = "node-if-possible"
-"""A binding that a launch chooses by itself: on a node without ``numactl`` ranks are not bound, and a line says so."""
+"""Default binding on hosts with several NUMA nodes: a node without ``numactl`` prints a line and binds no ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskNode:
-    """A node of the plan, as a task finds itself in a list of them.
+    """A node of the plan, in the form in which tasks get the list of all nodes.
 
-    name: as Slurm calls it.
-    binding: torchrun's ``--numa-binding``, :data:`NODE_IF_POSSIBLE`, or empty.
-    visible_gpus: the GPUs that ranks see, by their places in the list of those that the task sees; empty: all.
+    name: Slurm's name of the node.
+    binding: torchrun's ``--numa-binding``, :data:`NODE_IF_POSSIBLE`, or empty for none.
+    visible_gpus: indices into ``CUDA_VISIBLE_DEVICES`` of the task that ranks may use; empty for all.
     """
 
     name: str
@@ -37,13 +36,13 @@ class TaskNode:
     visible_gpus: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        """``v1=0:4:node`` or ``m1=0:2::2,3``, which :func:`task_node` reads."""
+        """Return a text such as ``v1=0:4:node`` or ``m1=0:2::2,3``, which :func:`parse_task_node` reads."""
         visible = ",".join(map(str, self.visible_gpus))
         return f"{self.name}={self.node_rank}:{self.num_ranks}:{self.binding}:{visible}".rstrip(":")
 
 
-def task_node(text: str) -> TaskNode:
-    """Return the node that ``NAME=NODE_RANK:RANKS[:BINDING[:GPUS]]`` stands for."""
+def parse_task_node(text: str) -> TaskNode:
+    """Return the node that ``NAME=NODE_RANK:RANKS[:BINDING[:GPUS]]`` describes."""
     name, _, numbers = text.partition("=")
     node_rank, num_ranks, binding, visible, *_ = [*numbers.split(":"), "", ""]
     return TaskNode(
@@ -60,7 +59,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     parser = argparse.ArgumentParser(prog="python -m hetero.launch.slurm_task", description=__doc__)
     parser.add_argument("--rendezvous", required=True, metavar="HOST:PORT", help="where the agents meet")
     parser.add_argument("--logs", required=True, metavar="FOLDER", help="gets JOB/NODE")
-    parser.add_argument("--node", action="append", type=task_node, required=True, dest="nodes")
+    parser.add_argument("--node", action="append", type=parse_task_node, required=True, dest="nodes")
     parser.add_argument("command", nargs="+", metavar="TORCHRUN PROGRAM FLAGS")
     args = parser.parse_args(argv)
     try:
@@ -97,7 +96,7 @@ def _visible_gpus(node: TaskNode, environment: Mapping[str, str]) -> dict[str, s
     given = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if not node.visible_gpus or node.visible_gpus[-1] >= len(given):
         return {}
-    # Slurm counts devices by their place on the bus, CUDA the fastest first.
+    # Slurm's indices follow the bus; CUDA's default order begins with the fastest device.
     chosen = ",".join(given[place] for place in node.visible_gpus)
     return {"CUDA_VISIBLE_DEVICES": chosen, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 

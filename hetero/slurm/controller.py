@@ -1,4 +1,4 @@
-"""Asks Slurm's controller about a job, its nodes and its steps, and tells it what is to become of them."""
+"""Queries Slurm's controller for jobs, nodes and steps; signals steps and requeues jobs."""
 
 import re
 import shlex
@@ -11,13 +11,13 @@ from hetero.errors import ConfigError
 from hetero.slurm.job import SlurmJob, StepTask, hostnames
 
 ANSWER_WITHIN_S = 60.0
-"""For the controller, which a busy cluster keeps waiting; commands of Slurm give up by themselves later."""
+"""Limit for one command of Slurm; the controller of a busy cluster may take long."""
 
 _GPUS = re.compile(r"(?:^|,)gpu(?::([^:(),]+))?:(\d+)(?:\(IDX:([\d,-]+)\))?(?=[(,\s]|$)")
 """``gpu:a100:4(IDX:0-3)`` or ``gpu:4(S:0-1)``, in a list with commas."""
 
-_OF_NODES = re.compile(r"\sNodes=(\S+)\s+CPU_IDs=\S*\s+Mem=\S*\s+GRES(?:_IDX)?=(\S*)")
-"""Of ``scontrol --details show job``, for nodes of which the job has the same."""
+_NODES_AND_GRES = re.compile(r"\sNodes=(\S+)\s+CPU_IDs=\S*\s+Mem=\S*\s+GRES(?:_IDX)?=(\S*)")
+"""Nodes on which the job has the same resources, and these, in ``scontrol --details show job``."""
 
 _HAS_TASK_0 = re.compile(r"Node \d+ \((\S+)\), \d+ task\(s\): 0\b")
 """A line of ``sattach --layout``, which lists the tasks of each node in ascending order."""
@@ -29,18 +29,17 @@ _STARTED_BY = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlurmNode:
-    """What Slurm says of a node.
+    """A node as Slurm describes it.
 
-    address: by which Slurm itself reaches it; its name unless the site says otherwise (``NodeAddr``).
-    gpus: that it has, by Slurm's type of them; of no type, ``""``.
-    marks: its active features and its partitions.
-    partitions: these alone.
+    address: where Slurm reaches it (``NodeAddr``); the node's name by default.
+    gpus: number of GPUs by Slurm's GPU type; the type is ``""`` where the site names none.
+    features: the active ones.
     """
 
     name: str
     address: str
     gpus: Mapping[str, int]
-    marks: frozenset[str]
+    features: frozenset[str] = frozenset()
     partitions: frozenset[str] = frozenset()
 
 
@@ -48,9 +47,9 @@ class SlurmNode:
 class AllocatedNode:
     """A node of a job.
 
-    component: of the job, from 0.
-    gpus: that the job has on it, by Slurm's type of them; of no type, ``""``.
-    gpu_indices: Slurm's numbers of these GPUs on the node, by type; none where Slurm does not know the devices.
+    component: index of the job's component, from 0.
+    gpus: number of the job's GPUs on the node by Slurm's GPU type; the type is ``""`` where the site names none.
+    gpu_indices: Slurm's indices of these GPUs on the node by type; empty where Slurm does not know the devices.
     """
 
     node: SlurmNode
@@ -60,54 +59,51 @@ class AllocatedNode:
 
     @property
     def name(self) -> str:
+        """Name of the node."""
         return self.node.name
 
 
 def allocated_nodes(job: SlurmJob) -> tuple[AllocatedNode, ...]:
-    """The nodes of a job, component by component, each in the order of Slurm's list.
+    """Return the nodes of a job, component by component, each in the order of Slurm's list.
 
     Raises:
         ConfigError: ``scontrol`` does not answer.
     """
     gpus: dict[str, Counter[str]] = {}
     indices: dict[str, dict[str, tuple[int, ...]]] = {}
-    for nodes, said in _OF_NODES.findall(_scontrol("--details", "show", "job", job.name)):
-        for node in hostnames(nodes):
-            gpus.setdefault(node, Counter()).update(_gpus(said))
-            indices.setdefault(node, {}).update(_gpu_indices(said))
-    names = [hostnames(component.node_list) for component in job.components]
-    facts = {each.name: each for each in nodes_called(node for of_component in names for node in of_component)}
+    for node_list, gres in _NODES_AND_GRES.findall(_scontrol("--details", "show", "job", job.name)):
+        for name in hostnames(node_list):
+            gpus.setdefault(name, Counter()).update(_gpus(gres))
+            indices.setdefault(name, {}).update(_gpu_indices(gres))
+    components = [
+        (index, name) for index, component in enumerate(job.components) for name in hostnames(component.node_list)
+    ]
+    nodes = nodes_called(name for _, name in components)
     return tuple(
-        AllocatedNode(
-            node=facts[node],
-            component=component,
-            gpus=dict(gpus.get(node, {})),
-            gpu_indices=indices.get(node, {}),
-        )
-        for component, of_component in enumerate(names)
-        for node in of_component
+        AllocatedNode(node=node, component=index, gpus=dict(gpus.get(name, {})), gpu_indices=indices.get(name, {}))
+        for (index, name), node in zip(components, nodes, strict=True)
     )
 
 
 def nodes_called(names: Iterable[str]) -> list[SlurmNode]:
-    """What Slurm says of some nodes; of one that it does not speak of, the name alone.
+    """Return the nodes with these names; a node that Slurm does not list has its name as address.
 
     Raises:
         ConfigError: ``scontrol`` does not answer.
     """
-    wanted = list(names)
-    said = _scontrol("--oneliner", "show", "node", ",".join(wanted)) if wanted else ""
-    found = {facts.name: facts for facts in _node_facts(said)}
-    return [found.get(name, SlurmNode(name=name, address=name, gpus={}, marks=frozenset())) for name in wanted]
+    names = list(names)
+    output = _scontrol("--oneliner", "show", "node", ",".join(names)) if names else ""
+    listed = {node.name: node for node in _listed_nodes(output)}
+    return [listed.get(name, SlurmNode(name=name, address=name, gpus={})) for name in names]
 
 
 def all_nodes() -> list[SlurmNode]:
-    """All nodes of the cluster that this host belongs to.
+    """Return all nodes of the cluster that this host belongs to.
 
     Raises:
         ConfigError: ``scontrol`` does not answer.
     """
-    return list(_node_facts(_scontrol("--oneliner", "show", "node")))
+    return list(_listed_nodes(_scontrol("--oneliner", "show", "node")))
 
 
 def default_partition() -> str | None:
@@ -163,30 +159,34 @@ def _first_task_in_layout(step: str) -> tuple[str, str]:
 
 
 def step_started_by(job: SlurmJob, *, pid: int, host: str) -> str | None:
-    """The number of the step that a running ``srun`` of this host has started; ``None`` if there is none (yet).
+    """Return the number of the step that a running ``srun`` has created; ``None`` if there is none yet.
 
     Args:
-        host: what ``srun`` calls this host: its host name.
+        pid, host: of ``srun``.
     """
     done = _ended(["scontrol", "--oneliner", "show", "step", job.name])
     if isinstance(done, str):
         return None
-    for found in _STARTED_BY.finditer(done.stdout):
-        if found["host"].partition(".")[0] == host.partition(".")[0] and int(found["pid"]) == pid:
-            return found["step"]
+    for match in _STARTED_BY.finditer(done.stdout):
+        if match["host"].partition(".")[0] == host.partition(".")[0] and int(match["pid"]) == pid:
+            return match["step"]
     return None
 
 
 def signal_step(job: SlurmJob, step: str, signal: str) -> None:
-    """Sends a signal to all tasks of one step, and to nothing else of the job."""
+    """Send a signal to all tasks of one step, and to nothing else in the job.
+
+    Slurm knows the step by the number of each component, and ``scancel`` reaches only the tasks of the one that it is
+    given. A step of ``srun A : B`` in a plain job would be reached in its first part alone.
+    """
     names = [component.number for component in job.components] if job.is_heterogeneous else [job.name]
     for name in names:
         # A component without a part in the step has none of this number.
         _ended(["scancel", f"--signal={signal}", f"{name}.{step}"])
 
 
-def state_of(job: SlurmJob) -> Mapping[str, str]:
-    """What ``scontrol show job`` says of a job, such as ``JobState`` and ``Requeue``; empty if it does not answer."""
+def job_fields(job: SlurmJob) -> Mapping[str, str]:
+    """Return the fields of ``scontrol show job``, such as ``JobState`` and ``Requeue``; empty if it does not answer."""
     done = _ended(["scontrol", "--oneliner", "show", "job", job.name])
     if isinstance(done, str) or done.returncode:
         return {}
@@ -195,7 +195,7 @@ def state_of(job: SlurmJob) -> Mapping[str, str]:
 
 
 def requeue(job: SlurmJob) -> None:
-    """Puts a job, or one task of an array, into the queue again; Slurm ends it for that.
+    """Requeue a job, or one task of an array, which Slurm ends for that.
 
     Raises:
         ConfigError: Slurm does not do it.
@@ -203,8 +203,8 @@ def requeue(job: SlurmJob) -> None:
     _scontrol("requeue", job.name)
 
 
-def _node_facts(said: str) -> Iterator[SlurmNode]:
-    for line in said.splitlines():
+def _listed_nodes(output: str) -> Iterator[SlurmNode]:
+    for line in output.splitlines():
         fields = dict(re.findall(r"(?:^|\s)(NodeName|NodeAddr|Gres|ActiveFeatures|Partitions)=(\S*)", line))
         if not (name := fields.get("NodeName")):
             continue
@@ -213,27 +213,26 @@ def _node_facts(said: str) -> Iterator[SlurmNode]:
             name=name,
             address=fields.get("NodeAddr") or name,
             gpus=_gpus(fields.get("Gres", "")),
-            marks=features | partitions,
+            features=features,
             partitions=partitions,
         )
 
 
-def _names(said: str) -> frozenset[str]:
-    """Names in a list with commas."""
-    return frozenset(said.split(",")) - {"", "(null)"}
+def _names(comma_list: str) -> frozenset[str]:
+    return frozenset(comma_list.split(",")) - {"", "(null)"}
 
 
 def _gpus(gres: str) -> dict[str, int]:
-    """GPUs by type in a list of generic resources."""
-    found: Counter[str] = Counter()
+    """Return numbers of GPUs by type: ``{"a100": 2}`` of ``gpu:a100:2(IDX:2-3),scratch:1``."""
+    counts: Counter[str] = Counter()
     for gpu_type, count, _ in _GPUS.findall(gres):
-        found[gpu_type] += int(count)
-    # A job that asked for no type has 0 of those that it was not given.
-    return dict(+found)
+        counts[gpu_type] += int(count)
+    # A job that asked for no type has 0 of the types that it was not given.
+    return dict(+counts)
 
 
 def _gpu_indices(gres: str) -> dict[str, tuple[int, ...]]:
-    """Slurm's numbers of GPUs by type: ``{"a100": (2, 3)}`` of ``gpu:a100:2(IDX:2-3)``."""
+    """Return Slurm's indices of GPUs by type: ``{"a100": (2, 3)}`` of ``gpu:a100:2(IDX:2-3)``."""
     return {
         gpu_type: tuple(map(int, hostnames(f"[{numbers}]"))) for gpu_type, _, numbers in _GPUS.findall(gres) if numbers
     }
@@ -251,7 +250,7 @@ def _scontrol(*words: str) -> str:
 
 
 def _ended(words: list[str]) -> "subprocess.CompletedProcess[str] | str":
-    """A command that has ended, or why it has not."""
+    """Run a command; return it once it has ended, or the reason why it did not run to its end."""
     try:
         return subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=ANSWER_WITHIN_S

@@ -9,6 +9,7 @@ from types import FrameType
 
 from hetero.distributed.helper_processes import STOP_SIGNALS
 from hetero.elastic.records import STOP_FOR_GOOD
+from hetero.signal_handlers import signal_handlers
 from megatron.pretrain.cli.training_config import RunConfig
 
 
@@ -63,9 +64,5 @@ def stop_on_signals(stop: Stop, *, announce: bool, has_agent: bool = False) -> I
     handled = [n for n in STOP_SIGNALS if n == signal.SIGTERM or signal.getsignal(n) in replaceable]
     if has_agent:
         handled.append(STOP_FOR_GOOD)
-    before = {number: signal.signal(number, handle) for number in handled}
-    try:
+    with signal_handlers(handled, handle):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

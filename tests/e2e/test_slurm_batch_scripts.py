@@ -6,8 +6,7 @@ No rank computes: a stand-in of torchrun says which GPUs its node has given it.
 import dataclasses
 import re
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,8 @@ from tests.helpers.models import llama_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.slurm_cluster import NodeKind, SlurmCluster, needs_slurm
 from tests.helpers.sources import ROOT
+from tests.helpers.stand_ins import put_command
+from tests.helpers.waiting import until
 from tests.unit.sweep.small import CLUSTER, write_small
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, needs_slurm, pytest.mark.timeout(120)]
@@ -44,13 +45,9 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
         NodeKind(name="mixed", count=1, gpus={"a100": 2, "v100": 2}),
         NodeKind(name="volta", count=2, gpus={"v100": 2}),
     )
-    cluster = SlurmCluster(tmp_path_factory.mktemp("slurm"), *kinds)
-    cluster.environment["PYTHONPATH"] = str(ROOT)
-    try:
-        cluster.start()
+    with SlurmCluster(tmp_path_factory.mktemp("slurm"), *kinds) as cluster:
+        cluster.environment["PYTHONPATH"] = str(ROOT)
         yield cluster
-    finally:
-        cluster.stop()
 
 
 @pytest.fixture
@@ -73,23 +70,16 @@ def written_script(slurm: SlurmCluster, folder: Path, *node_types: NodeType, opt
     prediction = PlanPrediction(step_s=1, step_low_s=1, step_high_s=1, bubble_share=0)
     provenance = PlanProvenance(command="a test", cluster=cluster, prediction=prediction)
     save(dataclasses.replace(trained, provenance=provenance), folder / "plan.json")
-    (torchrun := folder / "torchrun").write_text(TORCHRUN)
-    torchrun.chmod(0o755)
+    put_command(folder, "torchrun", TORCHRUN)
     script = folder / "job.sbatch"
     words = [word for option in options for word in ("--sbatch-option", option)]
-    words += ["--torchrun", str(torchrun), "--sbatch", str(script), "--", *FLAGS]
+    words += ["--torchrun", str(folder / "torchrun"), "--sbatch", str(script), "--", *FLAGS]
     slurm.call(sys.executable, "-m", "hetero", "launch", str(folder / "plan.json"), *words)
     return script
 
 
 def submit(slurm: SlurmCluster, folder: Path, script: Path) -> int:
     return slurm.submit(script, options=(f"--chdir={folder}",))
-
-
-def until(done: Callable[[], bool]) -> None:
-    """Tests have a time limit; nothing is said here of how fast a machine is."""
-    while not done():
-        time.sleep(0.2)
 
 
 def granted_nodes(slurm: SlurmCluster, job: int) -> list[set[str]]:

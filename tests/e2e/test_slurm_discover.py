@@ -7,8 +7,7 @@ import os
 import re
 import shutil
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,11 +16,13 @@ from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
 from tests.helpers.slurm_cluster import NodeKind, SlurmCluster, needs_slurm
 from tests.helpers.sources import ROOT
+from tests.helpers.stand_ins import HETERO, put_command
+from tests.helpers.waiting import until
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, needs_slurm, pytest.mark.timeout(120)]
 
 # Tasks on small nodes may run on one core, those on large ones on all.
-HETERO = f"""#!/usr/bin/env bash
+ON_ITS_CORES = f"""#!/usr/bin/env bash
 case "${{SLURMD_NODENAME:-}}" in small*) exec taskset --cpu-list {min(os.sched_getaffinity(0))} "$0.any" "$@" ;; esac
 exec "$0.any" "$@"
 """
@@ -38,29 +39,17 @@ DISCOVER = "hetero discover --quiet --force --out"
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     kinds = NodeKind(name="large", count=2), NodeKind(name="small", count=2)
     settings = {"LaunchParameters": "use_interactive_step"}
-    cluster = SlurmCluster(
+    with SlurmCluster(
         tmp_path_factory.mktemp("slurm"), *kinds, names_known="own on loopback", host_name="host-{}", settings=settings
-    )
-    try:
-        cluster.start()
+    ) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
-
-
-def until(done: Callable[[], bool]) -> None:
-    while not done():
-        time.sleep(0.2)
 
 
 @pytest.fixture
 def variables(slurm: SlurmCluster, tmp_path: Path) -> dict[str, str]:
     """For ``sbatch`` and ``salloc``: how ``hetero`` is found."""
-    commands = tmp_path / "bin"
-    commands.mkdir()
-    for name, text in {"hetero": HETERO, "hetero.any": f'#!/bin/sh\nexec {sys.executable} -m hetero "$@"\n'}.items():
-        (commands / name).write_text(text)
-        (commands / name).chmod(0o755)
+    commands = put_command(tmp_path / "bin", "hetero", ON_ITS_CORES)
+    put_command(commands, "hetero.any", HETERO)
     return {
         "PATH": f"{commands}:{slurm.environment['PATH']}",
         "PYTHONPATH": str(ROOT),

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import re
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -25,7 +24,9 @@ from tests.helpers.plans import plan, replica, stage
 from tests.helpers.pretrain_scripts import commands, model_of
 from tests.helpers.slurm_cluster import NodeKind, SlurmCluster, needs_slurm
 from tests.helpers.sources import ROOT
+from tests.helpers.stand_ins import HETERO, put_command
 from tests.helpers.synthetic_profiles import profile
+from tests.helpers.waiting import until
 
 pytestmark = [
     pytest.mark.dist,
@@ -54,9 +55,6 @@ STEPS = "--lr 1e-2 --lr-decay-iters 100 --mock-data --tokenizer-type NullTokeniz
 DROPOUT = "--attention-dropout 0 --hidden-dropout 0 --distributed-backend gloo"
 VARIABLES = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
-HETERO = f"""#!/usr/bin/env bash
-exec {sys.executable} -m hetero "$@"
-"""
 
 GOES_ON = re.compile(r"training goes on after step (\d+)")
 STOPPED = re.compile(r"stopped after step (\d+) of")
@@ -69,18 +67,8 @@ MORE_THAN_WAITED_FOR = 100_000
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     kinds = NodeKind(name="fast", count=2, num_gpus=2), NodeKind(name="slow", count=2, num_gpus=1)
     # A node that does not answer for so long is lost.
-    cluster = SlurmCluster(tmp_path_factory.mktemp("slurm"), *kinds, settings={"SlurmdTimeout": "20"})
-    try:
-        cluster.start()
+    with SlurmCluster(tmp_path_factory.mktemp("slurm"), *kinds, settings={"SlurmdTimeout": "20"}) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
-
-
-def until(done: Callable[[], bool]) -> None:
-    """Tests have a time limit; nothing is said here of how fast a machine is."""
-    while not done():
-        time.sleep(0.2)
 
 
 class Job:
@@ -97,11 +85,7 @@ class Job:
     ) -> None:
         self._slurm = slurm
         self._out = folder / "out"
-        command = folder / "bin" / "hetero"
-        command.parent.mkdir()
-        command.write_text(HETERO)
-        command.chmod(0o755)
-        path = f"{command.parent}:{slurm.environment['PATH']}"
+        path = f"{put_command(folder / 'bin', 'hetero', HETERO)}:{slurm.environment['PATH']}"
         given = (*options.split(), f"--chdir={folder}", f"--output={self._out}")
         self.number = slurm.submit(script, *arguments, options=given, PATH=path, **VARIABLES, **variables)
 
@@ -290,8 +274,7 @@ def test_nodes_that_nobody_has_described_are_planned_for(slurm: SlurmCluster, tm
 
 def test_each_node_gives_its_ranks_its_own_gpus(slurm: SlurmCluster, tmp_path: Path) -> None:
     """By what ``hetero launch`` asks of Slurm for a plan; torchrun is one that says what it sees."""
-    (tmp_path / "torchrun").write_text('#!/bin/bash\necho "SEES $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES: $*"\n')
-    (tmp_path / "torchrun").chmod(0o755)
+    put_command(tmp_path, "torchrun", '#!/bin/bash\necho "SEES $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES: $*"\n')
     kinds = dataclasses.replace(FAST, device="A100-40"), dataclasses.replace(SLOW, device="V100-16")
     cluster = ClusterSpec(node_types=kinds, links=LINKS)
     stages = (
@@ -313,8 +296,7 @@ def test_each_node_gives_its_ranks_its_own_gpus(slurm: SlurmCluster, tmp_path: P
 
 def test_a_job_hands_variables_on_that_its_script_does_not_have(slurm: SlurmCluster, tmp_path: Path) -> None:
     """``--env NAME``: the value is in the environment of sbatch, and the job ends at once where it is not."""
-    (tmp_path / "torchrun").write_text('#!/bin/bash\necho "HAS $A_VALUE $ANOTHER"\n')
-    (tmp_path / "torchrun").chmod(0o755)
+    put_command(tmp_path, "torchrun", '#!/bin/bash\necho "HAS $A_VALUE $ANOTHER"\n')
     script = tmp_path / "job.sbatch"
     how = ["--torchrun", str(tmp_path / "torchrun"), "--sbatch", str(script), "--env", "A_VALUE", "--env", "ANOTHER=7"]
     assert main(["launch", plan_file(tmp_path, TWO_STAGES, ONE_TYPE), *how, "--", *flags(tmp_path, steps=2)]) == 0

@@ -6,19 +6,20 @@ ranks meet at addresses. Trainings are in test_slurm_jobs.py and test_slurm_time
 
 import dataclasses
 import re
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from hetero.cli import main
 from hetero.spec.cluster import ClusterSpec, NodeType
-from tests.e2e.test_slurm_jobs import FAST, HETERO, LINKS, SLOW, TP_THEN_ONE, TWO_TYPES, flags, plan_file
+from tests.e2e.test_slurm_jobs import FAST, LINKS, SLOW, TP_THEN_ONE, TWO_TYPES, flags, plan_file
 from tests.helpers.models import llama_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.slurm_cluster import NodeKind, SlurmCluster, needs_slurm
 from tests.helpers.sources import ROOT
+from tests.helpers.stand_ins import HETERO, put_command
+from tests.helpers.waiting import until
 
 pytestmark = [pytest.mark.slow, needs_slurm, pytest.mark.timeout(180)]
 
@@ -55,25 +56,15 @@ exec hetero launch {plan} --torchrun {torchrun} --run -- {flags}
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    cluster = SlurmCluster(
+    with SlurmCluster(
         tmp_path_factory.mktemp("slurm"),
         NodeKind(name="v", count=2, gpus={"v100": 4}, cpus=4),
         NodeKind(name="a", count=1, gpus={"a100": 2}, cpus=4),
         NodeKind(name="m", count=1, gpus={"v100": 2, "a100": 2}, cpus=4),
         names_known="own",
         settings={"LaunchParameters": "use_interactive_step"},
-    )
-    try:
-        cluster.start()
+    ) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
-
-
-def until(done: Callable[[], bool]) -> None:
-    """Tests have a time limit; nothing is said here of how fast a machine is."""
-    while not done():
-        time.sleep(0.1)
 
 
 class Launches:
@@ -81,10 +72,8 @@ class Launches:
 
     def __init__(self, slurm: SlurmCluster, folder: Path, cluster: ClusterSpec = CARDS) -> None:
         self.slurm, self.folder = slurm, folder
-        (folder / "torchrun").write_text(TORCHRUN)
-        (folder / "hetero").write_text(HETERO)
-        for name in ("torchrun", "hetero"):
-            (folder / name).chmod(0o755)
+        for name, script in (("torchrun", TORCHRUN), ("hetero", HETERO)):
+            put_command(folder, name, script)
         self.plan = plan_file(folder, THREE_NODES if cluster is CARDS else TP_THEN_ONE, cluster)
         self.variables = {"PATH": f"{folder}:{slurm.environment['PATH']}", "PYTHONPATH": str(ROOT)}
 

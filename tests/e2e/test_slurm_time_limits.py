@@ -4,12 +4,11 @@ All forms of a job wait together for Slurm, which looks at time limits every hal
 runs are those of one process that never stopped.
 """
 
+import contextlib
 import dataclasses
 import math
 import re
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +27,8 @@ from tests.helpers.etcd import EtcdServer
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.slurm_cluster import NodeKind, SlurmCluster, needs_slurm
 from tests.helpers.sources import ROOT
+from tests.helpers.stand_ins import HETERO, put_command
+from tests.helpers.waiting import until
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, needs_slurm, pytest.mark.timeout(400)]
 
@@ -41,16 +42,6 @@ ENDS = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL")
 LINK = Link(bandwidth_gb_per_s=1, latency_us=10)
 TWIN = NodeType(name="twin", device="cpu", gpus_per_node=2, inside_node=LINK)
 BOX = NodeType(name="box", device="cpu", gpus_per_node=1)
-
-HETERO = f"""#!/usr/bin/env bash
-exec {sys.executable} -m hetero "$@"
-"""
-
-
-def until(done: Callable[[], bool]) -> None:
-    """Tests have a time limit; nothing is said here of how fast a machine is."""
-    while not done():
-        time.sleep(0.2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,15 +119,11 @@ def submitted(
     slurm: SlurmCluster, folder: Path, script: str, *arguments: str, options: tuple[str, ...], **variables: str
 ) -> int:
     """Submit the text of a batch script; its program trains in double precision, and some steps only."""
-    command = folder / "bin" / "hetero"
-    command.parent.mkdir()
-    command.write_text(HETERO)
-    command.chmod(0o755)
     (folder / "steps").write_text(str(STEPS_BEFORE_THE_END))
     (path := folder / "job.sbatch").write_text(script)
     given = (f"--chdir={folder}", "--output=%j.out", "--time=60", *options)
     environment = {
-        "PATH": f"{command.parent}:{slurm.environment['PATH']}",
+        "PATH": f"{put_command(folder / 'bin', 'hetero', HETERO)}:{slurm.environment['PATH']}",
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         STEPS_FILE: str(folder / "steps"),
@@ -230,10 +217,12 @@ def trainings(
     # How long ranks have after the end, above what a busy machine needs.
     settings = {"KillWait": "60"}
     kinds = NodeKind(name="twin", count=1, num_gpus=2), NodeKind(name="box", count=7, num_gpus=1)
-    slurm = SlurmCluster(tmp_path_factory.mktemp("slurm"), *kinds, settings=settings)
-    slurm.start()
-    etcd = EtcdServer(tmp_path_factory.mktemp("etcd"), host=slurm.head.address)
-    try:
+    with (
+        SlurmCluster(tmp_path_factory.mktemp("slurm"), *kinds, settings=settings) as slurm,
+        contextlib.ExitStack() as stack,
+    ):
+        etcd = EtcdServer(tmp_path_factory.mktemp("etcd"), host=slurm.head.address)
+        stack.callback(etcd.stop)
         with slurm.head.entered():
             etcd.start()
         started = {form: FORMS[form](slurm, tmp_path_factory.mktemp("training"), etcd) for form in forms}
@@ -248,9 +237,6 @@ def trainings(
 
         until(have_been_told)
         yield started
-    finally:
-        etcd.stop()
-        slurm.stop()
 
 
 @pytest.fixture(scope="module")

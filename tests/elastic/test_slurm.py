@@ -2,8 +2,6 @@
 
 import re
 import stat
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +17,8 @@ from tests.helpers.elastic_training import elastic_words
 from tests.helpers.etcd import EtcdServer
 from tests.helpers.slurm_cluster import NodeKind, SlurmCluster, needs_slurm
 from tests.helpers.sources import ROOT
+from tests.helpers.stand_ins import HETERO, put_command
+from tests.helpers.waiting import until
 
 pytestmark = [
     needs_slurm,
@@ -39,12 +39,8 @@ echo finished
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    cluster = SlurmCluster(tmp_path_factory.mktemp("slurm"), NodeKind(count=5))
-    try:
-        cluster.start()
+    with SlurmCluster(tmp_path_factory.mktemp("slurm"), NodeKind(count=5)) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 @pytest.fixture
@@ -66,12 +62,6 @@ def timed(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> "Arr
     Slurm looks every half minute. Meanwhile the other four nodes have other tests.
     """
     return Array(slurm, tmp_path_factory.mktemp("timed"), options=("--time=2", "--array=0-0"))
-
-
-def until(done: Callable[[], bool]) -> None:
-    """Tests have a time limit; nothing is said here of how fast a machine is."""
-    while not done():
-        time.sleep(0.2)
 
 
 class Array:
@@ -96,10 +86,7 @@ class Array:
     ) -> None:
         self._slurm = slurm
         self._folder = folder
-        command = folder / "bin" / "hetero"
-        command.parent.mkdir()
-        command.write_text(hetero)
-        command.chmod(command.stat().st_mode | stat.S_IXUSR)
+        bin_folder = put_command(folder / "bin", "hetero", hetero)
         if etcd:
             (folder / "etcd").mkdir()
             (folder / "etcd" / "address").write_text(f"{etcd}\n")
@@ -107,7 +94,7 @@ class Array:
             SCRIPT,
             *(node_type, str(folder / "etcd"), *program),
             options=("--array=0-3", f"--chdir={folder}", "--output=%a.out", *options),
-            PATH=f"{command.parent}:{slurm.environment['PATH']}",
+            PATH=f"{bin_folder}:{slurm.environment['PATH']}",
             STOP_FILE=str(folder / "stop"),
             AGENT_FLAGS=agent_flags,
             **variables,
@@ -167,11 +154,8 @@ def test_a_cancelled_task_leaves_comes_back_and_the_others_never_notice(slurm: S
 def test_etcd_asks_for_certificates_that_tasks_find_in_its_folder(slurm: SlurmCluster, tmp_path: Path) -> None:
     """The folder is private to its user; an etcd that starts again on another node keeps its certificates."""
     folder = tmp_path / "etcd"
-    stand_in = tmp_path / "store" / "hetero"
-    stand_in.parent.mkdir()
-    stand_in.write_text(f'#!/usr/bin/env bash\nexec {sys.executable} -m hetero "$@"\n')
-    stand_in.chmod(stand_in.stat().st_mode | stat.S_IXUSR)
-    variables = {"PATH": f"{stand_in.parent}:{slurm.environment['PATH']}", "PYTHONPATH": str(ROOT)}
+    bin_folder = put_command(tmp_path / "store", "hetero", HETERO)
+    variables = {"PATH": f"{bin_folder}:{slurm.environment['PATH']}", "PYTHONPATH": str(ROOT)}
     options = (f"--chdir={tmp_path}", "--output=store.out", "--open-mode=append")
     urls = [f"https://{slurm.hosts[node].address}:2379" for node in ("node4", "node3")]
 
@@ -225,7 +209,7 @@ def test_real_agents_train_on_without_a_cancelled_task_and_with_it_again(
         slurm,
         tmp_path,
         options=("--array=0-2",),
-        hetero=f'#!/usr/bin/env bash\nexec {sys.executable} -m hetero "$@"\n',
+        hetero=HETERO,
         etcd=etcd_on_head.url,
         node_type="box",
         program=(str(ROOT / program), *flags),

@@ -1,15 +1,14 @@
 """The batch scripts of elastic training under a real Slurm: which task is meant, by which address, and queued when."""
 
-import stat
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.slurm_cluster import NodeKind, SlurmCluster, needs_slurm
 from tests.helpers.sources import ROOT
+from tests.helpers.stand_ins import HETERO, put_command
+from tests.helpers.waiting import until
 
 pytestmark = [needs_slurm, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -22,35 +21,14 @@ trap 'echo told; sleep 0.2; exit "$(cat "codes/${SLURM_ARRAY_TASK_ID:-plain}")"'
 while [ ! -e stop ]; do sleep 0.1; done
 """
 
-REAL = f'#!/usr/bin/env bash\nexec {sys.executable} -m hetero "$@"\n'
-
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     """Nodes that are not called as their hosts, each of which has its own name at 127.0.1.1, as on Debian."""
-    cluster = SlurmCluster(
+    with SlurmCluster(
         tmp_path_factory.mktemp("slurm"), NodeKind(count=5), host_name="host-{}", names_known="own on loopback"
-    )
-    cluster.start()
-    try:
+    ) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
-
-
-def until(done: Callable[[], bool]) -> None:
-    """Wait; the test has a time limit."""
-    while not done():
-        time.sleep(0.2)
-
-
-def put_command(folder: Path, name: str, script: str) -> Path:
-    """Put an executable script into a folder, which is made; return the folder."""
-    folder.mkdir(exist_ok=True)
-    path = folder / name
-    path.write_text(script)
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return folder
 
 
 def submit_agents(slurm: SlurmCluster, folder: Path, *options: str, output: str = "%a.out", **variables: str) -> int:
@@ -108,7 +86,7 @@ def test_an_address_that_is_a_name_or_loopback(known: str, slurm: SlurmCluster, 
 
 
 def test_etcd_publishes_the_address_that_slurm_knows(slurm: SlurmCluster, tmp_path: Path) -> None:
-    bin_folder = put_command(tmp_path / "bin", "hetero", REAL)
+    bin_folder = put_command(tmp_path / "bin", "hetero", HETERO)
     folder, node = tmp_path / "etcd", slurm.nodes[4]
     number = slurm.submit(
         SCRIPTS / "elastic_store.sbatch",

@@ -133,6 +133,13 @@ class SlurmCluster:
             self.stop()
             raise
 
+    def __enter__(self) -> "SlurmCluster":
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
     def stop(self) -> None:
         """End all hosts, and all daemons, jobs and other processes that run on them."""
         self.hosts.stop()

@@ -57,10 +57,14 @@ def gpu_lines(script: BatchScript) -> list[list[str]]:
     return [[line for line in component if "gpu" in line] for component in requests(script)]
 
 
-def node(name: str, partitions: str = "all", marks: str = "", **gpus: int) -> SlurmNode:
-    of_partitions = frozenset(partitions.split(","))
-    known = of_partitions | (frozenset(marks.split(",")) - {""})
-    return SlurmNode(name=name, address=name, gpus=gpus, marks=known, partitions=of_partitions)
+def node(name: str, partitions: str = "all", features: str = "", **gpus: int) -> SlurmNode:
+    return SlurmNode(
+        name=name,
+        address=name,
+        gpus=gpus,
+        features=frozenset(features.split(",")) - {""},
+        partitions=frozenset(partitions.split(",")),
+    )
 
 
 SITE = SlurmSite(
@@ -241,7 +245,7 @@ def test_of_several_types_the_one_whose_nodes_fit_is_asked_for() -> None:
 def test_types_are_those_of_nodes_that_the_options_leave() -> None:
     site = SlurmSite(
         nodes=(
-            *(node(f"a{i}", "old", "ib", a100=8) for i in range(2)),
+            *(node(f"a{i}", "old", "ib,dense", a100=8) for i in range(2)),
             *(node(f"b{i}", "new", "", a100_80=8) for i in range(2)),
         ),
         default_partition="old",
@@ -250,7 +254,7 @@ def test_types_are_those_of_nodes_that_the_options_leave() -> None:
         ((), "a100"),
         (("partition=new",), "a100_80"),
         (("partition=new,old", "constraint=ib"), "a100"),
-        (("partition=new,old", "constraint=[ib&old]"), "a100"),
+        (("partition=new,old", "constraint=[ib&dense]"), "a100"),
         (("partition=new,old", "constraint=ib|other"), "a100"),
     ):
         assert gpu_lines(written(dataclasses.replace(A100, name="fast"), options=options, site=site)) == [
@@ -267,7 +271,7 @@ def test_types_are_those_of_nodes_that_the_options_leave() -> None:
         (None, (), "no Slurm answers here"),
         (SITE, ("clusters=other",), "no Slurm answers here"),
         (
-            SlurmSite(nodes=(SlurmNode(name="n", address="n", gpus={"": 8}, marks=frozenset()),)),
+            SlurmSite(nodes=(SlurmNode(name="n", address="n", gpus={"": 8}, features=frozenset()),)),
             (),
             "no node that the job may use has GPUs with a type",
         ),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from hetero.errors import ConfigError
-from hetero.launch.slurm_nodes import placed_nodes
+from hetero.launch.slurm_nodes import place_nodes
 from hetero.slurm.controller import AllocatedNode, SlurmNode
 from hetero.spec.cluster import ClusterSpec, NodeType
 
@@ -38,7 +38,7 @@ def node(
         name=name,
         address=f"{name}.address",
         gpus=has if has is not None else of_type,
-        marks=frozenset(marks.split(",")),
+        features=frozenset(marks.split(",")),
         partitions=frozenset(),
     )
     return AllocatedNode(node=site, component=component, gpus=of_type, gpu_indices=indices or {})
@@ -48,7 +48,7 @@ def assigned(
     cluster: ClusterSpec, *nodes: AllocatedNode, hosts: Sequence[str] = (), components: Sequence[str] = ()
 ) -> str:
     """``fast=a slow=b,c``, and in which order the plan counts them."""
-    placed = placed_nodes(cluster, nodes, hosts=hosts, components=components)
+    placed = place_nodes(cluster, nodes, hosts=hosts, components=components)
     assert [each.host.node for each in placed] == list(range(len(placed)))
     by_type = itertools.groupby(placed, key=lambda each: each.host.node_type.name)
     return " ".join(f"{name}={','.join(each.host.name for each in of_type)}" for name, of_type in by_type)
@@ -58,7 +58,7 @@ def refused(
     cluster: ClusterSpec, *nodes: AllocatedNode, hosts: Sequence[str] = (), components: Sequence[str] = ()
 ) -> str:
     with pytest.raises(ConfigError) as caught:
-        placed_nodes(cluster, nodes, hosts=hosts, components=components)
+        place_nodes(cluster, nodes, hosts=hosts, components=components)
     return str(caught.value)
 
 
@@ -77,7 +77,7 @@ def test_the_number_of_gpus_decides_where_a_site_has_no_types() -> None:
 
 def test_more_gpus_than_the_plan_needs_are_enough() -> None:
     mixed = node("m1", v100=4, a100=1, indices={"v100": (1, 2, 3, 4), "a100": (0,)})
-    placed = placed_nodes(GPUS, [node("a1", a100=8), node("v1", v100=4), mixed])
+    placed = place_nodes(GPUS, [node("a1", a100=8), node("v1", v100=4), mixed])
     assert [(each.host.name, each.visible_gpus) for each in placed] == [("a1", ()), ("v1", ()), ("m1", (1, 2, 3, 4))]
 
 

@@ -41,7 +41,7 @@ sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
 import hetero.launch.slurm_run as slurm_run
 from hetero.slurm.job import job_of
-slurm_run._UNTIL_ENDED_S = 0
+slurm_run._REQUEUE_S = 0
 saved = Path("saved")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero.launch.slurm_nodes import placed_nodes
+from hetero.launch.slurm_nodes import place_nodes
 from hetero.launch.slurm_step import step_words
 from hetero.launch.torchrun import TorchrunOptions
 from hetero.slurm.job import SlurmJob, job_of
@@ -57,7 +57,7 @@ def parts(words: list[str]) -> list[list[str]]:
 
 
 def test_a_plain_job_is_one_part_that_asks_for_all_of_its_gpus() -> None:
-    nodes = placed_nodes(GPUS, [node("a1", a100=2), node("v1", v100=4), node("v2", v100=4)])
+    nodes = place_nodes(GPUS, [node("a1", a100=2), node("v1", v100=4), node("v2", v100=4)])
     words = step_words(job(PLAIN), nodes, OPTIONS, cluster=GPUS)
     assert parts(words) == [
         ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--nodes=3", "--ntasks=3", *EACH, "--gpus=10"]
@@ -74,7 +74,7 @@ def test_a_plain_job_is_one_part_that_asks_for_all_of_its_gpus() -> None:
 
 
 def test_a_heterogeneous_job_has_a_part_for_each_component_in_the_order_of_the_job() -> None:
-    nodes = placed_nodes(GPUS, [node("v1", v100=4), node("v2", v100=4), node("a1", 1, a100=2)])
+    nodes = place_nodes(GPUS, [node("v1", v100=4), node("v2", v100=4), node("a1", 1, a100=2)])
     words = step_words(job(HETEROGENEOUS), nodes, OPTIONS, cluster=GPUS)
     start = ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--het-group=0"]
     assert parts(words) == [
@@ -87,20 +87,20 @@ def test_a_heterogeneous_job_has_a_part_for_each_component_in_the_order_of_the_j
 def test_ranks_of_a_mixed_node_see_the_cards_of_the_plan() -> None:
     """Seen: Slurm refuses ``--gpus=a100:2,v100:8`` for three nodes, and any type in a job that asked for none."""
     mixed = node("m1", v100=4, a100=2, indices={"v100": (0, 1, 4, 5), "a100": (2, 3)})
-    nodes = placed_nodes(GPUS, [mixed, node("v1", v100=4), node("v2", v100=4)])
+    nodes = place_nodes(GPUS, [mixed, node("v1", v100=4), node("v2", v100=4)])
     words = step_words(job(PLAIN), nodes, OPTIONS, cluster=GPUS)
     assert parts(words)[0][-1] == "--gpus=14"
     assert [words[i + 1] for i, word in enumerate(words) if word == "--node"] == ["m1=0:2::2,3", "v1=1:4", "v2=2:4"]
     # The job need not have all GPUs of the node.
     some = dataclasses.replace(mixed, gpu_indices={"v100": (4, 5), "a100": (2, 3)})
-    assert placed_nodes(GPUS, [some, *[each.allocated for each in nodes[1:]]])[0].visible_gpus == (0, 1)
+    assert place_nodes(GPUS, [some, *[each.allocated for each in nodes[1:]]])[0].visible_gpus == (0, 1)
 
 
 def test_a_step_inside_of_a_step_shares_what_that_holds() -> None:
     """``srun --pty bash``, and a launch there."""
     step = PLAIN | {"SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "a1", "SLURM_STEP_NUM_TASKS": "1"}
     one = ClusterSpec(node_types=(dataclasses.replace(GPUS.node_types[0], gpus_per_node=1),))
-    nodes = placed_nodes(one, [node("a1", a100=2)])
+    nodes = place_nodes(one, [node("a1", a100=2)])
     for environment, overlaps in ((PLAIN, False), (step, True)):
         assert ("--overlap" in step_words(job(environment), nodes, OPTIONS, cluster=one)) is overlaps
     given = dataclasses.replace(OPTIONS, address="fe80::1", port=7)
@@ -110,7 +110,7 @@ def test_a_step_inside_of_a_step_shares_what_that_holds() -> None:
 
 
 def test_srun_gets_no_options_of_the_job_from_its_environment() -> None:
-    """Seen: ``SLURM_GPUS`` beside typed GPUs, ``SLURM_MEM_...`` of one component for all, ``SLURM_EXPORT_ENV=NONE``.
+    """Seen: ``SLURM_GPUS`` with typed GPUs, ``SLURM_MEM_...`` of one component for all, ``SLURM_EXPORT_ENV=NONE``.
 
     Those of a component as well: with ``SLURM_GPUS_PER_NODE_HET_GROUP_1=v100:2`` srun refuses ``--gpus=2`` in its part.
     """
@@ -141,7 +141,7 @@ def test_ranks_are_bound_where_the_cluster_file_knows_processors(
     device = str(node_type.get("device", "A100-40"))
     cluster = ClusterSpec(node_types=(NodeType(name="box", device=device, gpus_per_node=2, host=host),))
     options = dataclasses.replace(OPTIONS, numa_binding=binding)
-    words = step_words(job(PLAIN), placed_nodes(cluster, [node("b1", a100=2)]), options, cluster=cluster)
+    words = step_words(job(PLAIN), place_nodes(cluster, [node("b1", a100=2)]), options, cluster=cluster)
     assert words[words.index("--node") + 1] == f"b1=0:2{expected}"
 
 
