@@ -37,7 +37,7 @@ def use_own_compiler_cache(environment: MutableMapping[str, str]) -> None:
 
 
 def _make_own(folder: Path, *, fix: str) -> None:
-    """Make a folder that a user has named, if it is not there, and check that nobody else can have written it."""
+    """Make a folder that a user has named, if it is not there, and check that no other user can have written it."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:

@@ -7,8 +7,8 @@ BATCH_SCRIPT_FAULTS = (
         name="a batch script takes any generic resource for GPUs",
         kind="wrong condition",
         file="hetero/launch/sbatch_options.py",
-        find='if words[0] != "gpu":',
-        replace="if not words[0]:",
+        find='return words[1:] if words[0] == "gpu" else None',
+        replace="return words[1:] if words[0] else None",
         hints=("tests/unit/launch/test_slurm_batch_script.py",),
     ),
     Fault(

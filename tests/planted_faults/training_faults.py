@@ -146,8 +146,8 @@ TRAINING_FAULTS = (
         name="a signal interrupts the start of a host",
         kind="missing check",
         file="hetero/launch/run.py",
-        find="before = {each: signal.signal(each, note) for each in numbers}",
-        replace="before = {each: signal.signal(each, signal.default_int_handler) for each in numbers}",
+        find="with signal_handlers(numbers, note):",
+        replace="with signal_handlers(numbers, signal.default_int_handler):",
         hints=("tests/unit/launch/test_command.py",),
     ),
     Fault(

@@ -1,4 +1,4 @@
-"""A step that is told, and a job that queues itself again: with stand-ins for Slurm's commands.
+"""Signals to a step and the requeue of its job: with stand-ins for Slurm's commands.
 
 tests/e2e/test_slurm_jobs.py and test_slurm_time_limits.py do so under a real Slurm.
 """
@@ -59,7 +59,7 @@ HETEROGENEOUS = JOB | {"SLURM_HET_SIZE": "2", "SLURM_JOB_ID_HET_GROUP_0": "7", "
 
 
 class Run:
-    """A launch whose step waits until it is told."""
+    """A launch whose step waits for a signal."""
 
     def __init__(self, folder: Path, environment: dict[str, str], *, state: str = "RUNNING", **variables: str) -> None:
         self._folder = folder
@@ -104,7 +104,7 @@ class Run:
     ],
     ids=["job", "last task of an array", "heterogeneous"],
 )
-def test_out_of_time_the_step_alone_is_told_and_this_job_alone_is_queued_again(
+def test_out_of_time_the_step_alone_is_signalled_and_this_job_alone_requeued(
     tmp_path: Path, job: dict[str, str], step: str, told: list[str], queued: str
 ) -> None:
     (tmp_path / "saved").write_text("4")
@@ -138,7 +138,7 @@ def test_it_is_not_queued_again_where_that_gains_nothing(tmp_path: Path, variabl
 
 
 @pytest.mark.timeout(120)
-def test_ranks_of_a_cancelled_job_are_told_by_slurm_alone(tmp_path: Path) -> None:
+def test_ranks_of_a_cancelled_job_have_the_signal_from_slurm(tmp_path: Path) -> None:
     run = Run(tmp_path, JOB, state="COMPLETING", LOADS="yes")
     run.tell()
     (tmp_path / "told").write_text("5")
@@ -147,7 +147,7 @@ def test_ranks_of_a_cancelled_job_are_told_by_slurm_alone(tmp_path: Path) -> Non
 
 
 @pytest.mark.timeout(120)
-def test_a_first_interrupt_tells_the_ranks_and_a_second_ends_them(tmp_path: Path) -> None:
+def test_a_first_interrupt_reaches_the_ranks_and_a_second_ends_them(tmp_path: Path) -> None:
     (tmp_path / "saved").write_text("4")
     run = Run(tmp_path, JOB, LOADS="yes", CODE="")
     (tmp_path / "scancel").write_text('#!/bin/bash\necho "scancel $*" >> calls\n')
