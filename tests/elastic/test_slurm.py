@@ -181,7 +181,7 @@ def test_etcd_asks_for_certificates_that_tasks_find_in_its_folder(slurm: SlurmCl
         assert f"--certificates={folder}/certificates -- pretrain_gpt.py" in said
         slurm.call("scancel", str(store))
         slurm.wait_for_end(store)
-        (folder / "address").unlink()
+        assert not (folder / "address").exists(), "it says where etcd is, and no longer where it was"
         store, address = started("node3")
         assert address.urls == (urls[1],)
         with slurm.head.entered():

@@ -73,6 +73,22 @@ def test_an_agent_is_reached_by_the_address_that_slurm_knows(slurm: SlurmCluster
     assert said_address((tmp_path / "given.out").read_text()) == "10.9.9.9"
 
 
+def test_a_task_out_of_time_before_etcd_has_an_address_says_so(slurm: SlurmCluster, tmp_path: Path) -> None:
+    put_command(tmp_path / "bin", "hetero", STAND_IN)
+    number = slurm.submit(
+        SCRIPTS / "elastic.sbatch",
+        *("fast", str(tmp_path / "etcd"), "pretrain_gpt.py"),
+        options=(f"--chdir={tmp_path}", "--output=out"),
+        PATH=f"{tmp_path / 'bin'}:{slurm.environment['PATH']}",
+    )
+    out = tmp_path / "out"
+    until(lambda: out.exists() and f"waiting for etcd to write {tmp_path}/etcd/address" in out.read_text())
+    slurm.call("scancel", "--batch", "--signal=TERM", str(number))
+    slurm.wait_for_end(number)
+    assert f"SIGTERM, and etcd has not written its address yet: {number} is not queued again" in out.read_text()
+    assert "agent" not in out.read_text()
+
+
 @pytest.mark.parametrize("known", ["name", "127.0.0.1"])
 def test_an_address_that_is_a_name_or_loopback(known: str, slurm: SlurmCluster, tmp_path: Path) -> None:
     """Of a name that is at 127.0.1.1 the host's other address counts; loopback is right where all is on one host."""
