@@ -12,7 +12,7 @@ from types import FrameType
 
 from hetero.errors import ConfigError
 from hetero.signal_handlers import signal_handlers
-from hetero.slurm.controller import job_fields, requeue, signal_step, step_started_by
+from hetero.slurm.controller import is_running, job_fields, requeue, signal_step, step_started_by
 from hetero.slurm.job import SlurmJob
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -89,7 +89,7 @@ def _put_end(step: "subprocess.Popen[bytes]", events: "queue.SimpleQueue[int | N
 
 def _signal_ranks(job: SlurmJob, step: "subprocess.Popen[bytes]") -> None:
     # The ranks of a job that is cancelled or preempted, which is COMPLETING, have SIGTERM from Slurm.
-    while step.poll() is None and job_fields(job).get("JobState") == "RUNNING":
+    while step.poll() is None and is_running(job_fields(job)):
         if (number := step_started_by(job, pid=step.pid, host=socket.gethostname())) is not None:
             signal_step(job, number, "TERM")
             return
@@ -99,7 +99,7 @@ def _signal_ranks(job: SlurmJob, step: "subprocess.Popen[bytes]") -> None:
 def _requeue_if_saved(job: SlurmJob, first_saved: int | None, saved: int | None) -> None:
     """Requeue a batch job that has run out of time, unless ``--no-requeue`` forbids it."""
     fields = job_fields(job)
-    if (fields.get("JobState"), fields.get("Requeue"), fields.get("BatchFlag")) != ("RUNNING", "1", "1"):
+    if not is_running(fields) or (fields.get("Requeue"), fields.get("BatchFlag")) != ("1", "1"):
         return
     if saved is None or saved == first_saved:
         since = "" if saved is None else f" from step {saved}"

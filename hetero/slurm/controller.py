@@ -194,6 +194,15 @@ def job_fields(job: SlurmJob) -> Mapping[str, str]:
     return dict(re.findall(r"(?:^|\s)([A-Za-z]\w*)=(\S*)", first))
 
 
+def is_running(fields: Mapping[str, str]) -> bool:
+    """Whether a job with these fields runs on: it is not completing, cancelled, preempted or in the queue.
+
+    Slurm shows ``SIGNALING`` while it sends a signal, so that a job which asks at once sees that state of itself
+    (``job_state_string`` in ``src/common/slurm_protocol_defs.c``; seen with 22.05.8 on a busy machine).
+    """
+    return fields.get("JobState") in ("RUNNING", "SIGNALING")
+
+
 def requeue(job: SlurmJob) -> None:
     """Requeue a job, or one task of an array, which Slurm ends for that.
 

@@ -146,9 +146,9 @@ def test_ranks_of_a_mixed_node_see_the_cards_of_the_plan(
 def test_a_written_script_runs_without_the_environment_of_sbatch(slurm: SlurmCluster, tmp_path: Path) -> None:
     """``export=NONE``, which a step of Slurm takes over."""
     launches = Launches(slurm, tmp_path)
-    script, told = tmp_path / "written.sbatch", ["export=NONE", "new:gres=gpu:a100:2", "old:gres=gpu:v100:4"]
+    script, options = tmp_path / "written.sbatch", ["export=NONE", "new:gres=gpu:a100:2", "old:gres=gpu:v100:4"]
     words = [launches.plan, "--torchrun", str(tmp_path / "torchrun"), "--sbatch", str(script)]
-    words += [word for option in told for word in ("--sbatch-option", option)]
+    words += [word for option in options for word in ("--sbatch-option", option)]
     assert main(["launch", *words, "--env", f"PYTHONPATH={ROOT}", "--", *launches.flags.split()]) == 0
     launches.check(launches.run(text=script.read_text()))
 
@@ -170,15 +170,18 @@ def test_an_allocation_that_does_not_fit_is_refused_before_anything_starts(slurm
     assert "has 2 nodes (a0, v0), the plan needs 3: 1 x new (2 A100-40), 2 x old (4 V100-16)" in said
 
 
-def test_one_task_of_an_array_queues_itself_again_and_the_others_never_notice(
-    slurm: SlurmCluster, tmp_path: Path
+@pytest.mark.parametrize("task", [0, 1], ids=["split off first", "split off last"])
+def test_one_task_of_an_array_requeues_itself_and_leaves_the_other_alone(
+    task: int, slurm: SlurmCluster, tmp_path: Path
 ) -> None:
-    """The tasks are stand-ins that save when they are told; Slurm's number of the last one is that of the array."""
+    """Stand-ins for ranks save at SIGTERM; the task split off last has the number of the array."""
     one = dataclasses.replace(TWO_TYPES.node_types[0], gpus_per_node=3)
     launches = Launches(slurm, tmp_path, ClusterSpec(node_types=(one,), links=LINKS))
-    (tmp_path / "torchrun").write_text(
-        "#!/bin/bash\ntrap 'mkdir -p \"$SAVED/step_0000000$SLURM_RESTART_COUNT/x\"; echo told; exit 1' TERM\n"
-        "echo started; while [ ! -e stop ]; do sleep 0.1; done; echo finished\n"
+    put_command(
+        tmp_path,
+        "torchrun",
+        "#!/bin/bash\ntrap 'mkdir -p \"$SAVED/step_0000000$SLURM_RESTART_COUNT/x\"; echo got SIGTERM; exit 1' TERM\n"
+        "echo started; while [ ! -e stop ]; do sleep 0.1; done; echo finished\n",
     )
     script = tmp_path / "array.sbatch"
     script.write_text(
@@ -188,23 +191,24 @@ def test_one_task_of_an_array_queues_itself_again_and_the_others_never_notice(
     )
     options = ("--array=0-1", f"--chdir={tmp_path}", f"--output={tmp_path}/out-%a", "--open-mode=append")
     number = slurm.submit(script, options=options, **launches.variables)
+    name = f"{number}_{task}"
 
-    def said(task: int) -> str:
-        path = tmp_path / f"out-{task}"
+    def output(index: int) -> str:
+        path = tmp_path / f"out-{index}"
         return path.read_text() if path.exists() else ""
 
-    until(lambda: all("started" in said(task) for task in (0, 1)))
+    until(lambda: all("started" in output(index) for index in (0, 1)))
     assert f"JobId={number} " in slurm.call("scontrol", "show", "job", f"{number}_1"), "the one split off last"
-    slurm.call("scancel", "--batch", "--signal=TERM", f"{number}_1")
-    until(lambda: "queues itself again" in said(1))
-    until(lambda: slurm.states(number).get(f"{number}_1") == "PENDING")
-    slurm.requeue(f"{number}_1")
-    until(lambda: said(1).count("started") == 2)
+    slurm.call("scancel", "--batch", "--signal=TERM", name)
+    until(lambda: "queues itself again" in output(task))
+    until(lambda: slurm.states(number).get(name) == "PENDING")
+    slurm.requeue(name)
+    until(lambda: output(task).count("started") == 2)
     (tmp_path / "stop").touch()
     slurm.wait_for_end(number)
-    assert f"job {number}_1 queues itself again, to go on after step 0" in said(1)
-    assert (said(0).count("started"), said(0).count("told"), said(0).count("finished")) == (1, 0, 1)
-    assert (said(1).count("started"), said(1).count("finished")) == (2, 1)
+    assert "queues itself again, to go on after step 0" in output(task)
+    counts = [[output(index).count(word) for word in ("started", "got SIGTERM", "finished")] for index in (0, 1)]
+    assert (counts[task], counts[1 - task]) == ([2, 1, 1], [1, 0, 1])
 
 
 @pytest.mark.dist

@@ -1,5 +1,6 @@
 """The batch scripts of elastic training under a real Slurm: which task is meant, by which address, and queued when."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,6 +88,19 @@ def test_a_task_out_of_time_before_etcd_has_an_address_says_so(slurm: SlurmClust
     slurm.wait_for_end(number)
     assert f"SIGTERM, and etcd has not written its address yet: {number} is not queued again" in out.read_text()
     assert "agent" not in out.read_text()
+
+
+def test_an_agent_leaves_while_slurm_is_still_sending_the_signal(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """The job's state is SIGNALING for a moment (22.05.8), as a stand-in for scontrol says all the time."""
+    (tmp_path / "codes").mkdir()
+    (tmp_path / "codes" / "plain").write_text("75")
+    says_so = 'case "$*" in *" show job "*) echo "JobId=1 JobState=SIGNALING Requeue=1"; exit ;; esac'
+    put_command(tmp_path / "bin", "scontrol", f'#!/bin/bash\n{says_so}\nexec {shutil.which("scontrol")} "$@"\n')
+    number = submit_agents(slurm, tmp_path, output="out")
+    until(lambda: "agent elastic" in (tmp_path / "out").read_text() if (tmp_path / "out").exists() else False)
+    slurm.call("scancel", "--batch", "--signal=TERM", str(number))
+    slurm.wait_for_end(number)
+    assert "told\nelastic.sbatch: out of time, and not queued again" in (tmp_path / "out").read_text()
 
 
 @pytest.mark.parametrize("known", ["name", "127.0.0.1"])

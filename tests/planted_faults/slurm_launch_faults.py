@@ -55,8 +55,16 @@ SLURM_LAUNCH_FAULTS = (
         name="ranks of a cancelled job get a second signal",
         kind="wrong condition",
         file="hetero/launch/slurm_run.py",
-        find='while step.poll() is None and job_fields(job).get("JobState") == "RUNNING":',
+        find="while step.poll() is None and is_running(job_fields(job)):",
         replace="while step.poll() is None:",
+        hints=("tests/unit/launch/test_slurm_run.py",),
+    ),
+    Fault(
+        name="a job to which Slurm is sending a signal counts as over",
+        kind="wrong condition",
+        file="hetero/slurm/controller.py",
+        find='in ("RUNNING", "SIGNALING")',
+        replace='== "RUNNING"',
         hints=("tests/unit/launch/test_slurm_run.py",),
     ),
 )

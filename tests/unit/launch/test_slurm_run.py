@@ -138,6 +138,16 @@ def test_it_is_not_queued_again_where_that_gains_nothing(tmp_path: Path, variabl
 
 
 @pytest.mark.timeout(120)
+def test_a_job_sees_that_slurm_is_sending_it_a_signal(tmp_path: Path) -> None:
+    """On a busy machine ``JobState`` is SIGNALING when the job asks at once (Slurm 22.05.8, job_state_string)."""
+    (tmp_path / "saved").write_text("4")
+    run = Run(tmp_path, JOB, state="SIGNALING", SAVES="6", LOADS="yes")
+    run.tell()
+    assert "queues itself again" in run.end()[1]
+    assert run.calls("scancel") == ["scancel --signal=TERM 7.3"]
+
+
+@pytest.mark.timeout(120)
 def test_ranks_of_a_cancelled_job_have_the_signal_from_slurm(tmp_path: Path) -> None:
     run = Run(tmp_path, JOB, state="COMPLETING", LOADS="yes")
     run.tell()
