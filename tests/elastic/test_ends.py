@@ -232,6 +232,7 @@ async def all_leave_after_the_step_that_they_loaded(story: Story) -> None:
     story.begin_epoch(story.b, start_step=COMMITTED)
     await story.until(lambda _: story.agent._membership.state.epoch is not None)
     signal.raise_signal(signal.SIGTERM)
+    await story.until(lambda state: "a" in state.notices)
     reason = "all nodes leave after step 20 of 40, which is saved"
     story.put("finished", to_json(Outcome(exit_code=0, reason=reason, resumes=True)))
 
